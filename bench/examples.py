@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from tilecast.manifests import asks_for_gpus, find_training_runtime, is_read, read_manifest
+from tilecast.manifests import find_training_runtime, is_readable_job, may_request_gpus, read_manifest
 from tilecast.spec import SpecError
 
 MODULES = {
@@ -60,12 +60,12 @@ def count_examples(name: str, folder: Path, *, lists: bool) -> None:
     objects = list(read_objects(folder))
     beside = {(str(item.get("kind")), str((item.get("metadata") or {}).get("name"))): item for _, item in objects}
     config_maps = {key[1]: item for key, item in beside.items() if key[0] == "ConfigMap"}
-    jobs = [(file, item) for file, item in objects if is_read(item)]
+    jobs = [(file, item) for file, item in objects if is_readable_job(item)]
     reasons, found = Counter[str](), list[str]()
     gpu_jobs = 0
     for file, item in jobs:
         runtime = beside.get(find_training_runtime(item) or ("", ""))
-        if not asks_for_gpus(item, runtime):
+        if not may_request_gpus(item, runtime):
             continue
         gpu_jobs += 1
         where = f"{file.relative_to(folder)}: {(item.get('metadata') or {}).get('name')}"

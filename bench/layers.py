@@ -40,7 +40,7 @@ def main() -> None:
         for share in SHARES:
             one = chain_of(kinds, share)
             start = time.process_time()
-            path = chain.cheapest(one)
+            path = chain.find_cheapest_path(one)
             spent = time.process_time() - start
             worst = max(worst, spent)
             gap = f"gap {path.cost / path.bound - 1:.1e}" if path else "nothing fits"

@@ -44,7 +44,7 @@ from queue_learning import Arrival, Place, State, StepLearner, measured_run, sca
 from tilecast import zoo
 from tilecast.advice import Constraints, Request
 from tilecast.hardware import find_gpu
-from tilecast.inputs.gpu_list import assumed_pool
+from tilecast.inputs.gpu_list import build_assumed_pool
 from tilecast.learning.calibration import MIN_OBSERVATIONS, Run, digest_workload, name_framework, name_gpu_range
 from tilecast.model import Model
 from tilecast.planner.columns import build_columns, isolated_s
@@ -196,7 +196,7 @@ def model(kind: str) -> Model:
 
 def forecasts(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[str, tuple[JobOption, Run]]]:
     """Return one step of each type and batch on one GPU of each pool, and a run that takes exactly this forecast."""
-    pools = [assumed_pool(find_gpu(gpu), 1) for gpu in GPUS.values()]
+    pools = [build_assumed_pool(find_gpu(gpu), 1) for gpu in GPUS.values()]
     names = {gpu: name for name, gpu in GPUS.items()}
     table = {}
     for kind, batch in kinds:
@@ -316,8 +316,8 @@ def published(folder: Path, *, is_malleable: bool = False) -> tuple[list[JobType
     rows = [row for row in rows if (read_integer(row, "n_gpus") or 9) in (1, 2, 4, 8)]
     pools = {}
     for name, nodes in NODES.items():
-        per_node = assumed_pool(find_gpu(name), 1).usual_gpus_per_node
-        pools[name] = assumed_pool(find_gpu(name), nodes * per_node)
+        per_node = build_assumed_pool(find_gpu(name), 1).usual_gpus_per_node
+        pools[name] = build_assumed_pool(find_gpu(name), nodes * per_node)
     deviations, kinds = [], dict[tuple[Workload, int], dict[str, float]]()
     for row, item in zip(rows, runs.forecast(rows), strict=True):
         seconds = read_number(row, "step_time_s_derived")

@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true")
     options = parser.parse_args()
     known = read_published(options.data, options.pools.split(","))
-    shipped = ranges.shipped_common()
+    shipped = ranges.shipped_common_share()
     first, last = map(int, options.seeds.split("-"))
     held: dict[tuple[float, str], list[tuple[list[bool], list[bool]]]] = defaultdict(list)
     for seed in range(first, last + 1):
@@ -178,7 +178,7 @@ def main() -> None:
             columns = replace(solution.columns, seconds=seconds)
             finish = Assignment(columns, solution.policy, list(solution.option)).finish
             for common in TRIED if options.fit else (shipped,):
-                ranges.shipped_common = lambda common=common: common  # type: ignore[assignment]
+                ranges.shipped_common_share = lambda common=common: common  # type: ignore[assignment]
                 entries = list_planned_entries(solution)
                 held[common, errors].append(count_held(entries, finish - seconds[solution.option], finish))
     print("common  errors    starts in range  ends in range  starts  seeds with < 85 % of starts")

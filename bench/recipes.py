@@ -93,7 +93,7 @@ def read_row(launcher: str, name: str, root: Path, gpus: int) -> Row:
     detail += f"length {training.get('sequenceLength')}, {reading.plan_text()}"
     if reading.unknown:
         detail += f" (not known: {' '.join(reading.unknown)})"
-    if reading.model is not None or readers.find_named(reading.model_name) is not None:
+    if reading.model is not None or readers.find_preset_in_name(reading.model_name) is not None:
         return Row(launcher, shown, "read", detail)
     if hub.is_hub_name(reading.model_name):
         return Row(launcher, shown, "hub", detail)

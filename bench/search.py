@@ -99,7 +99,7 @@ def main() -> None:
         processor_s, wall_s, largest = cold(command)
         print(f"{name}: cold process {wall_s:.2f} s, {processor_s:.2f} s of the processor, at most {largest:.0f} MB")
     for name, command in advices:
-        for case, before in (("warm", lambda: None), ("warm, a job never seen", memo.clear_all)):
+        for case, before in (("warm", lambda: None), ("warm, a job never seen", memo.clear_all_memos)):
             processor_s, wall_s = fastest(silent(command), before)
             print(f"{name}: {case} {wall_s * 1e3:.0f} ms, {processor_s * 1e3:.0f} ms of the processor")
     lines = len(fields(Footprint))
@@ -108,7 +108,7 @@ def main() -> None:
     for name, (workload, nodes) in JOBS.items():
         where = pool("h100-sxm", nodes)
         rows = len(search.find(workload, where))
-        nothing = fastest(lambda: priced(workload, where), memo.clear_all)[0]  # noqa: B023
+        nothing = fastest(lambda: priced(workload, where), memo.clear_all_memos)[0]  # noqa: B023
         rates.append(rows / nothing)
         print(f"{name}: {rows:,} plans, {nothing * 1e3:.0f} ms from nothing: {rows / nothing:,.0f} plans/s/core")
     print(f"Calculon prices {CALCULON}/s/core: {rates[0] / CALCULON:,.0f} times as many")

@@ -19,7 +19,7 @@ from operator_store import JOBS, job, node, on_first_pool, settled
 from tilecast.advice import Request
 from tilecast.api import training_job
 from tilecast.jobs import APPLIED
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.metrics import Metrics
 
 DEADLY, SLOW = 666, 8
@@ -47,7 +47,7 @@ def store() -> JobStore:
 
 async def serve(journal: str, result: Path) -> None:
     objects = store()
-    running = Assembly(replace(PLACING, journal=journal), objects, Metrics(), on_first_pool, read=deadly)
+    running = OperatorParts(replace(PLACING, journal=journal), objects, Metrics(), on_first_pool, read=deadly)
     objects.node_count = 1
     running.cache.put_object(node())
     for path in sorted(objects.objects):

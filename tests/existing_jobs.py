@@ -21,7 +21,7 @@ from tilecast.jobs import (
     read_job,
     read_training_spec,
 )
-from tilecast.jobs.candidates import JobCandidates, build_job_request, find_candidates, order_by_quota
+from tilecast.jobs.candidates import JobCandidates, build_job_request, find_candidates, order_offers_by_quota
 from tilecast.spec import SpecError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -126,4 +126,4 @@ def advised(name: str, queue: kueue.LocalQueue | None = None, *, writes_advice: 
     question = build_job_request(
         training_job.to_request("x", advice_spec(job)), job, choice, writes_advice=writes_advice
     )
-    return document, job, choice, order_by_quota(advise(question, choice.pools), choice)
+    return document, job, choice, order_offers_by_quota(advise(question, choice.pools), choice)

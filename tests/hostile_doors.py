@@ -61,7 +61,7 @@ def _stored(model: dict[str, Any], key: str) -> Callable[[str], object]:
         spec = training_job.parse_training_job(
             training_job.training_job_document("a", {"model": model, "training": JOB})
         )
-        reference = training_job.model_reference(spec)
+        reference = training_job.find_model_reference(spec)
         assert reference is not None
         parts = {"data": {key: text}, "binaryData": {key: base64.b64encode(text.encode("utf-8", "replace")).decode()}}
         contents = [stored_model.config_map_content(reference, {part: value}) for part, value in parts.items()]
@@ -78,7 +78,7 @@ def _watched(api_version: str, kind: str, spec: str) -> Callable[[str], object]:
 
     async def events() -> list[Any]:
         handed_on = kopf_internals.watch_forever(
-            watch, object(), kopf_internals.FAILURES, 60.0, untrusted.empty_below_depth
+            watch, object(), kopf_internals.FAILURES, 60.0, untrusted.empty_containers_below
         )
         return [one async for one in handed_on(resource=None)]
 

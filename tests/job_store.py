@@ -18,7 +18,7 @@ from tilecast.advice import Advice, Request, advise
 from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, JOB_KINDS
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
@@ -133,7 +133,7 @@ class JobStore(Store):
         workload = self.workloads[f"for-{name}"]
         self.workloads[f"for-{name}"] = {**workload, "status": {"conditions": conditions}}
 
-    def admit(self, running: Assembly, name: str = "a") -> None:
+    def admit(self, running: OperatorParts, name: str = "a") -> None:
         """Have Kueue admit a job and start it."""
         self.decide("Admitted", name)
         body = copy.deepcopy(self.now(name))
@@ -164,16 +164,16 @@ async def serving(
     settings: Settings = PLACING,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = advise,
     timings: ControllerDelays = TIMINGS,
-) -> AsyncIterator[Assembly]:
+) -> AsyncIterator[OperatorParts]:
     """Run an operator that knows the pools of the example cluster."""
-    running = Assembly(settings, store, Metrics(), advisor, timings=timings)
+    running = OperatorParts(settings, store, Metrics(), advisor, timings=timings)
     everyone, own, slices = nodes.parse_objects((EXAMPLES / "clusters" / "mixed.yaml").read_text())
     assert not own and not slices
     store.node_count = len(everyone)
     for document in everyone:
         running.cache.put_object(document)
     running.start()
-    await until(lambda: running.unready() is None, "the pools")
+    await until(lambda: running.find_readiness_problem() is None, "the pools")
     try:
         yield running
     finally:
@@ -181,7 +181,7 @@ async def serving(
 
 
 async def until(holds: Callable[[], object], what: str) -> None:
-    for _ in range(3000):
+    for _ in range(12_000):
         if holds():
             return
         await asyncio.sleep(0.01)

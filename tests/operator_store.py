@@ -16,7 +16,7 @@ from tilecast.advice import Advice, Request
 from tilecast.api import training_job
 from tilecast.hardware import Pool
 from tilecast_operator.advisor import ReadRequest
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS
@@ -206,10 +206,10 @@ async def operator(
     timings: ControllerDelays = TIMINGS,
     read: ReadRequest = training_job.to_request,
     **settings: Any,
-) -> AsyncIterator[Assembly]:
+) -> AsyncIterator[OperatorParts]:
     """Run an operator that has seen everything in the store, as kopf would show it."""
     clock = store.clock or ((lambda: store.clock_s) if store.clock_s else time.time)
-    running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock, read, timings=timings)
+    running = OperatorParts(replace(QUICK, **settings), store, Metrics(), advisor, clock, read, timings=timings)
     store.node_count = len(nodes)
     for item in nodes:
         running.cache.put_object(item)
@@ -223,7 +223,7 @@ async def operator(
         await running.stop()
 
 
-async def settled(running: Assembly, limit_s: float = 60.0) -> None:
+async def settled(running: OperatorParts, limit_s: float = 60.0) -> None:
     """Wait until no key is ready, running, or due soon."""
     async with asyncio.timeout(limit_s):
         quiet = 0

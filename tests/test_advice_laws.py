@@ -69,7 +69,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 def value(request: Request, offer: Offer) -> float:
     """Return the value of an offer that the objective minimizes."""
-    goal, seconds = request.goal, offer.step_s
+    goal, seconds = request.objective_record, offer.step_s
     if goal.fewest_gpus:
         return float(offer.gpus)
     if goal.is_whole_run:

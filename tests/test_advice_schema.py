@@ -16,7 +16,7 @@ from tilecast.api import advice
 from tilecast.api.status import Recommendation
 from tilecast.cli import main
 from tilecast.hardware import find_gpu
-from tilecast.inputs.gpu_list import assumed_pool
+from tilecast.inputs.gpu_list import build_assumed_pool
 from tilecast.spec import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +32,7 @@ def valid(document: Any) -> None:
 def test_the_committed_schema_is_what_the_models_say() -> None:
     """`make crds` regenerates the schema."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert (ROOT / "schemas" / "advice.schema.json").read_text() == advice.schema_text()
+    assert (ROOT / "schemas" / "advice.schema.json").read_text() == advice.format_schema()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "advice").glob("*.json")), ids=lambda path: path.stem)
@@ -90,5 +90,5 @@ def test_long_names_and_lists_are_printed_whole() -> None:
 
 def advise_on(name: str, tolerations: tuple[dict[str, str], ...]) -> Advice:
     """Return the advice for GPT-2 on a pool with a name and tolerations."""
-    pool = replace(assumed_pool(find_gpu("l4"), 8), name=name, tolerations=tolerations)
+    pool = replace(build_assumed_pool(find_gpu("l4"), 8), name=name, tolerations=tolerations)
     return advise(Request("gpt2", Workload(zoo.find_preset("gpt2"), 1024, 64)), [pool])

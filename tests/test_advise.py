@@ -100,7 +100,7 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
 @pytest.mark.parametrize(("roomy_value", "wins"), [(1.019, True), (1.021, False)])
 def test_memory_to_spare_decides_before_the_wait_for_a_slow_host(roomy_value: float, wins: bool) -> None:
     value = np.array([1.0, roomy_value])
-    traits = choose._PlanTraits(
+    traits = choose._ComparedColumns(
         value=value,
         slow=np.array([1.0, 1.08]),
         tight=np.array([True, False]),

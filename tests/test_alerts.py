@@ -24,7 +24,7 @@ from operator_store import JOBS, Store, job, node, on_first_pool, operator, sett
 from test_observe import body, status, store_with, until
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.times import format_time
 from tilecast_operator.observed.reports import RefusedReport
@@ -324,7 +324,7 @@ def defective() -> Callable[[Request, Sequence[Pool]], Advice]:
     return search
 
 
-async def counted_defect(running: Assembly) -> None:
+async def counted_defect(running: OperatorParts) -> None:
     """Wait until a search has failed by a defect and its job reports it."""
     async with asyncio.timeout(60):
         while not running.metrics.registry.get_sample_value(
@@ -465,7 +465,7 @@ async def refused_reports(tape: Tape) -> None:
         tape.fires("TilecastObservationsRefused", ({**TEAM, "source": "put"}, text))
 
 
-async def scored(running: Assembly, store: Store, factors: Mapping[str, float], reports: int = 1) -> None:
+async def scored(running: OperatorParts, store: Store, factors: Mapping[str, float], reports: int = 1) -> None:
     """Report steps that take so many times the forecast of each job, and learn from them."""
     await until(running, store, lambda: all(status(store, name).get("recommendation") for name in factors))
     for name, factor in factors.items():
@@ -600,10 +600,10 @@ async def one_leads_none_leads(tape: Tape) -> None:
         replicas = ((first, {**TARGET, "pod": "x"}), (second, {**TARGET, "pod": "y"}))
         for leads, minutes in (((1, 0), 8), ((0, 1), 20)):
             for (replica, _), is_leader in zip(replicas, leads, strict=True):
-                replica.metrics.show_leadership(bool(is_leader))
+                replica.metrics.set_leadership_metric(bool(is_leader))
             tape.hold_all([(replica.metrics.registry, labels) for replica, labels in replicas], minutes)
             tape.quiet("TilecastNoLeader")
-        second.metrics.show_leadership(False)
+        second.metrics.set_leadership_metric(False)
         tape.hold_all([(replica.metrics.registry, labels) for replica, labels in replicas], 10)
         text = "No replica of Tilecast in namespace tilecast of cluster west leads, so that none writes."
         tape.fires("TilecastNoLeader", (TEAM, text))

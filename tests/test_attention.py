@@ -13,7 +13,7 @@ from tilecast.frameworks import FRAMEWORKS
 from tilecast.graph import KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
 from tilecast.spec import ATTENTIONS, Workload
-from tilecast.step.blocks import fused_attention, operator_seconds
+from tilecast.step.blocks import find_fused_attention, operator_seconds
 
 
 def workload(**facts: object) -> Workload:
@@ -53,7 +53,7 @@ SHIPPED = constants.shipped_constants()
     ],
 )
 def test_a_gpu_and_its_framework_decide_what_runs(gpu: str, facts: dict[str, str], name: str | None) -> None:
-    library = fused_attention(workload(**facts), find_gpu(gpu), SHIPPED)
+    library = find_fused_attention(workload(**facts), find_gpu(gpu), SHIPPED)
     assert (library.name if library else None) == name
 
 

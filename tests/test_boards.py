@@ -15,7 +15,7 @@ from tilecast.hardware import Gpu, Pool, find_gpu, list_gpus, list_mig_profiles,
 from tilecast.hardware.boards import FIGURES
 from tilecast.hardware.instances import find_default_network
 from tilecast.spec import PRECISIONS, Plan, Plans, SpecError, Workload
-from tilecast.validate.reading import usual_network
+from tilecast.validate.reading import find_usual_network
 
 NOT_FACTS = {
     "name": "spec.gpu.name",
@@ -130,7 +130,7 @@ def test_a_board_with_another_memory_is_derived(spelling: str, expected: tuple[s
         whole.sustained_ratio,
     )
     assert find_default_network(gpu, 8) == find_default_network(whole, 8)
-    assert usual_network(gpu) == usual_network(whole)
+    assert find_usual_network(gpu) == find_usual_network(whole)
     shown = read_gpu_file(spelling)
     assert replace(shown.to_gpu(), aliases=gpu.aliases, sibling=sibling) == gpu
     assert sibling in shown.sources["board"]

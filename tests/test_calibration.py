@@ -86,8 +86,8 @@ def test_a_framework_and_family_carry_their_deviation_to_every_gpu() -> None:
         table.find_group_correction(("t4",)).ratio * table.find_software_ratio("megatron", "decoder")
     )
     assert table.list_factors_by_gpus("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
-    assert table.differs(replace(table, software=()))
-    assert calibration_file.parse_calibration(calibration_file.calibration_text(table), "ours.json") == table
+    assert table.differs_from(replace(table, software=()))
+    assert calibration_file.parse_calibration(calibration_file.format_calibration(table), "ours.json") == table
 
 
 @settings(max_examples=30, deadline=None)
@@ -229,10 +229,10 @@ def test_a_correction_is_that_of_the_finest_group_that_has_one() -> None:
 def test_a_table_changes_only_when_a_forecast_would() -> None:
     one = Calibration((Correction(("t4",), ratio=1.2, runs=10, own=10),))
     near = Calibration((Correction(("t4",), ratio=1.203, runs=11, own=11),))
-    assert not one.differs(near)
-    assert one.differs(Calibration())
-    assert one.differs(Calibration((Correction(("t4",), ratio=1.25, runs=11, own=11),)))
-    assert one.differs(Calibration((Correction(("t4",), ratio=1.2, runs=20, own=20),)))
+    assert not one.differs_from(near)
+    assert one.differs_from(Calibration())
+    assert one.differs_from(Calibration((Correction(("t4",), ratio=1.25, runs=11, own=11),)))
+    assert one.differs_from(Calibration((Correction(("t4",), ratio=1.2, runs=20, own=20),)))
 
 
 @pytest.mark.data

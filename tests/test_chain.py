@@ -33,18 +33,18 @@ def chains(draw: st.DrawFn) -> Chain:
 def brute(one: Chain) -> float:
     """Return the least cost of any path that fits; infinite if none does."""
     every = (np.array(path) for path in itertools.product(range(one.cost.shape[1]), repeat=len(one.cost)))
-    priced = (chain.price(one, path) for path in every)
+    priced = (chain.price_strategies(one, path) for path in every)
     return min((cost for cost, held in priced if held <= one.budget), default=np.inf)
 
 
 @settings(max_examples=300)
 @given(one=chains())
 def test_the_path_is_the_best_of_all_paths_that_fit(one: Chain) -> None:
-    path, best = chain.cheapest(one), brute(one)
+    path, best = chain.find_cheapest_path(one), brute(one)
     if path is None:
         assert best == np.inf
         return
-    cost, held = chain.price(one, path.strategies)
+    cost, held = chain.price_strategies(one, path.strategies)
     assert held <= one.budget
     assert (path.cost, path.memory) == (cost, held)
     assert path.cost == pytest.approx(best, rel=1e-11)
@@ -56,7 +56,7 @@ def test_the_path_is_the_best_of_all_paths_that_fit(one: Chain) -> None:
 def test_with_few_labels_the_bound_still_holds(one: Chain, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain, "MOST_LABELS", most)
-        path = chain.cheapest(one)
+        path = chain.find_cheapest_path(one)
     best = brute(one)
     if path is not None:
         assert path.memory <= one.budget
@@ -84,7 +84,7 @@ def test_the_cut_is_the_fairest_of_all_cuts_that_fit(
         ends = (*first[1:], count)
         if all(fits[stage, first[stage], ends[stage]] for stage in range(stages)):
             best = min(best, max(sum(cost[first[stage] : ends[stage]]) for stage in range(stages)))
-    path = chain.cut(np.array(cost), fits, stages)
+    path = chain.find_stage_starts(np.array(cost), fits, stages)
     assert (path is None) == (best == np.inf)
     if path is not None:
         ends = [*path[1:], count]

@@ -16,7 +16,7 @@ from job_store import JOBS, PLACING, JobStore, serving, until
 from operator_store import settled
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.objects.documents import ADVICE_KEYS, HASH, POOL
 
 PATH = f"{JOBS}/a"
@@ -30,7 +30,7 @@ class WatchedStore(JobStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators: list[Assembly] = []
+        self.operators: list[OperatorParts] = []
 
     def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         written = super().put(path, body)

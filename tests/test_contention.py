@@ -12,9 +12,14 @@ import pytest
 from prometheus_client import generate_latest
 
 from operator_store import JOBS, TIMINGS, Store, job, operator, settled
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers import contention
-from tilecast_operator.controllers.contention import FIRST_PAUSE_S, MOST_PAUSE_S, WrittenAdvice, update_contested
+from tilecast_operator.controllers.contention import (
+    FIRST_PAUSE_S,
+    MOST_PAUSE_S,
+    WrittenAdvice,
+    update_overwritten_advice,
+)
 
 DAY_S = 86_400.0
 PATH = f"{JOBS}/a"
@@ -30,7 +35,7 @@ def contest(ends_s: float) -> list[float]:
     now_s, shown, written = 0.0, 1, list[float]()
     while now_s < ends_s:
         mover = 1 - shown
-        after = update_contested(claims[mover], 1, claims[shown].digest, now_s)
+        after = update_overwritten_advice(claims[mover], 1, claims[shown].digest, now_s)
         assert after is not None
         claims[mover] = after
         now_s = max(now_s, after.until_s)
@@ -50,14 +55,17 @@ def test_two_operators_write_ever_more_seldom() -> None:
 
 def test_an_answer_that_has_stood_is_written_over_once_more_at_once() -> None:
     claim = WrittenAdvice(1, b"mine", 0.0, 3)
-    soon, late = update_contested(claim, 1, b"theirs", 10.0), update_contested(claim, 1, b"theirs", 10_000.0)
+    soon, late = (
+        update_overwritten_advice(claim, 1, b"theirs", 10.0),
+        update_overwritten_advice(claim, 1, b"theirs", 10_000.0),
+    )
     assert soon is not None and soon.until_s == 10.0 + soon.pause_s and soon.is_contended(20.0)
     assert late is not None and late.until_s == 0.0 and not late.is_contended(10_000.0)
-    assert update_contested(claim, 2, b"theirs", 10.0) is None, "somebody has asked something new"
-    assert update_contested(claim, 1, b"mine", 10.0) is None
+    assert update_overwritten_advice(claim, 2, b"theirs", 10.0) is None, "somebody has asked something new"
+    assert update_overwritten_advice(claim, 1, b"mine", 10.0) is None
 
 
-def replaced(store: Store, running: Assembly, writer: str | None, pool: str) -> None:
+def replaced(store: Store, running: OperatorParts, writer: str | None, pool: str) -> None:
     """Replace the stored answer by another one."""
     body = copy.deepcopy(store.objects[PATH])
     body["status"]["summary"]["pool"] = pool

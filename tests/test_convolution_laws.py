@@ -13,7 +13,7 @@ from tilecast.graph import KIND_NAMES
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
 from tilecast.spec import Plan, Plans, Workload
-from tilecast.step.blocks import corrections
+from tilecast.step.blocks import correction_factors
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.resnet import ResNet, add_block
 from tilecast.zoo.cnn.stylegan import add_modulated_conv
@@ -38,33 +38,33 @@ def conv_seconds(build: Callable[[NetworkBuilder], None], **how: int) -> float:
 
 
 def test_a_dilated_convolution_takes_longer_than_winograds() -> None:
-    near = conv_seconds(lambda net: net.conv(256, 3))
-    apart = conv_seconds(lambda net: net.conv(256, 3, dilated=True))
+    near = conv_seconds(lambda net: net.add_conv(256, 3))
+    apart = conv_seconds(lambda net: net.add_conv(256, 3, dilated=True))
     assert 1.02 * near < apart < 4 * near
 
 
 def test_dilation_changes_neither_size_nor_parameters() -> None:
     near, apart = network(64), network(64)
-    near.conv(32, 3)
-    apart.conv(32, 3, dilated=True)
+    near.add_conv(32, 3)
+    apart.add_conv(32, 3, dilated=True)
     assert (near.shape, near.parameters) == (apart.shape, apart.parameters)
 
 
 def test_flat_kernels_over_a_volume_have_no_winograd() -> None:
     """cuDNN has none for three-dimensional convolutions: four slices at once took as long as four images."""
-    image = conv_seconds(lambda net: net.conv(256, 3))
-    volume = conv_seconds(lambda net: net.conv(256, (1, 3, 3)), depth=4)
+    image = conv_seconds(lambda net: net.add_conv(256, 3))
+    volume = conv_seconds(lambda net: net.add_conv(256, (1, 3, 3)), depth=4)
     assert volume > 4.5 * image
 
 
 def test_a_window_over_volumes_runs_at_the_rate_of_volumes_whatever_its_depth() -> None:
     """I3D and R(2+1)D of MMAction2 on V100: windows of one image have cuDNN's kernels for volumes too."""
-    image = conv_seconds(lambda net: net.conv(256, 3, dilated=True))
-    flat = conv_seconds(lambda net: net.conv(256, (1, 3, 3)), depth=4)
+    image = conv_seconds(lambda net: net.add_conv(256, 3, dilated=True))
+    flat = conv_seconds(lambda net: net.add_conv(256, (1, 3, 3)), depth=4)
     assert flat > 5.0 * image
     # A window of one pixel is a matrix product, with or without depth.
-    point = conv_seconds(lambda net: net.conv(256, 1))
-    assert conv_seconds(lambda net: net.conv(256, (1, 1, 1)), depth=4) < 4.5 * point
+    point = conv_seconds(lambda net: net.add_conv(256, 1))
+    assert conv_seconds(lambda net: net.add_conv(256, (1, 1, 1)), depth=4) < 4.5 * point
 
 
 def test_shifting_channels_in_time_moves_several_whole_tensors() -> None:
@@ -82,7 +82,7 @@ def shift_bytes(*, shifts: bool) -> float:
 
 def working_bytes(channels: int, dilated: bool) -> float:
     net = network(channels)
-    net.conv(512, 3, dilated=dilated)
+    net.add_conv(512, 3, dilated=dilated)
     return float(net.working_bytes[0])
 
 
@@ -100,7 +100,7 @@ def slowdowns(model: Model, version: str | None, precision: str = "fp32") -> set
     table, rows = graph.kernels()
     times = kernels.predict_kernel_times(table, V100)
     ops = [op for block in graph.blocks for op in block.ops]
-    named = (corrections(workload, op, times, index) for op, index in zip(ops, rows, strict=True))
+    named = (correction_factors(workload, op, times, index) for op, index in zip(ops, rows, strict=True))
     return {float(item["framework.convolution"][0]) for item in named if "framework.convolution" in item}
 
 

@@ -166,7 +166,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
 
 
 def with_rules(model: type[ApiModel]) -> set[type[ApiModel]]:
-    return {item for item in crds.models_in(model) if item.rules}
+    return {item for item in crds.list_models_in(model) if item.rules}
 
 
 def test_every_rule_has_a_sample() -> None:

@@ -107,7 +107,7 @@ def test_the_list_of_models_has_every_type() -> None:
     from test_huggingface import PUBLISHED
 
     listed = [name for line in pages.model_types().splitlines() if line.startswith("`") for name in line.split(", ")]
-    assert sorted(listed) == sorted(f"`{name}`" for name in huggingface.supported_types())
+    assert sorted(listed) == sorted(f"`{name}`" for name in huggingface.list_supported_types())
     page = (ROOT / "docs" / "models.md").read_text()
     assert f"the {len(PUBLISHED)} files of `tests/configs.json`" in page and f"{len(listed)} types" in page
 

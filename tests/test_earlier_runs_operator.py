@@ -23,7 +23,7 @@ from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers import pools
 from tilecast_operator.controllers.learning import CALIBRATION
 from tilecast_operator.kube.kinds import Key
@@ -128,7 +128,7 @@ async def test_a_run_has_only_those_looked_at_whose_forecast_it_may_change(monke
 async def test_metrics_tell_whose_runs_correct_how_many_jobs_and_how_far() -> None:
     store = SharedStore()
 
-    def counts(running: Assembly) -> dict[str, float]:
+    def counts(running: OperatorParts) -> dict[str, float]:
         shown = re.findall(r'tilecast_own_runs_jobs{run="(\w+)"} (\S+)', metrics(running))
         return {run: float(value) for run, value in shown}
 
@@ -152,7 +152,7 @@ async def test_metrics_tell_whose_runs_correct_how_many_jobs_and_how_far() -> No
         assert 'tilecast_own_runs_change_ratio{run="own"} NaN' in metrics(again)
 
 
-async def start_late(store: SharedStore, running: Assembly, late: Any) -> None:
+async def start_late(store: SharedStore, running: OperatorParts, late: Any) -> None:
     """Show a PoolLearning after everything else was answered, as its own watch may."""
     await settled(running)
     store.objects[LEARNING] = late

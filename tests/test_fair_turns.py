@@ -21,7 +21,7 @@ from operator_store import TIMINGS, job
 from tilecast.advice import Advice, Request, advise
 from tilecast.api import training_job
 from tilecast.hardware import Pool
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.searches import SearchRunner
 
 SWEEP = 300
@@ -75,7 +75,7 @@ class Sweep:
         return advise(request, pools)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Assembly]:
+    async def running(self) -> AsyncIterator[OperatorParts]:
         """Run the operator, and yield it once the sweep has stopped."""
         try:
             async with serving(self.store, PLACING, self.search) as running:
@@ -218,7 +218,7 @@ async def test_a_job_is_told_once_that_it_waits_behind_those_of_others(monkeypat
     async with serving(store, replace(PLACING, search_budget_s=0.1), search, timings) as running:
         for number in range(60):
             running.cache.put_object(put(store, "sweep", f"s{number}", 8 * (1 + number)))
-        await until(lambda: running.advisor.over_budget(), "the sweep to be over its budget")
+        await until(lambda: running.advisor.find_namespaces_over_budget(), "the sweep to be over its budget")
         assert sample(running, "tilecast_namespaces_over_search_budget") == 1.0
         assert sample(running, "tilecast_oldest_unanswered_seconds", kind="TrainingJob") > 0.0
         assert not running.advisor.find_namespaces_behind_others() and not messages, "there is nobody else"
@@ -242,7 +242,7 @@ async def test_a_job_is_told_once_that_it_waits_behind_those_of_others(monkeypat
     )
 
 
-def sample(running: Assembly, name: str, **labels: str) -> float:
+def sample(running: OperatorParts, name: str, **labels: str) -> float:
     value = running.metrics.registry.get_sample_value(name, labels)
     assert value is not None
     return value

@@ -105,7 +105,7 @@ def test_a_remedy_is_possible_in_the_framework_and_has_a_price(framework: str | 
     """ZeRO 3 was once offered for Megatron-LM."""
     from tilecast.advice.what_if.changes import apply_change
     from tilecast.frameworks import with_framework
-    from tilecast.search import abilities
+    from tilecast.search import find_framework_features
     from tilecast.spec import Plans
 
     workload = LLAMA if framework is None else with_framework(LLAMA, framework)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_a_remedy_is_possible_in_the_framework_and_has_a_price(framework: str | 
     assert best is not None and best.step_s == pytest.approx(change.step_s)
     assert best.cost_per_1000_steps == pytest.approx(change.cost_per_1000_steps)
     used = best.workload.framework
-    assert used is None or abilities(used).executes(Plans.from_plans(best.plan)).all()
+    assert used is None or find_framework_features(used).executes(Plans.from_plans(best.plan)).all()
     assert f"{change.text} (" in advice_text(advise(request, [pool]))
 
 

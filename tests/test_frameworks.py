@@ -14,7 +14,7 @@ from tilecast import frameworks, hardware, memory, overlap, search, zoo
 from tilecast.advice import Request
 from tilecast.frameworks import FRAMEWORKS, UNSET
 from tilecast.inputs.gpu_list import parse_gpu_list
-from tilecast.public.advising import launcher_requests
+from tilecast.public.advising import build_launcher_requests
 from tilecast.spec import Framework, Plan, Plans, Precision, SpecError, Workload
 
 NAMES: tuple[Framework, ...] = get_args(Framework)
@@ -37,7 +37,7 @@ def test_the_table_holds_what_a_job_may_name() -> None:
     assert set(search.FRAMEWORKS) == set(frameworks.ENGINES)
     for name in NAMES:
         assert search.find_engine(name) in frameworks.ENGINES
-        assert search.abilities(name).parallelism
+        assert search.find_framework_features(name).parallelism
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -47,7 +47,7 @@ def test_every_cell_says_where_it_comes_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_changes_of_a_framework_are_in_the_order_of_versions(name: str) -> None:
-    assert frameworks.name_versions(name)
+    assert frameworks.find_versioned_product(name)
     changes = frameworks.TABLES[name].get("since", [])
     versions = [frameworks.parse_version(change["version"]) for change in changes]
     assert versions == sorted(set(versions))
@@ -225,20 +225,20 @@ def job_of(framework: Framework | None) -> Request:
 
 def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
     job = job_of("nemo")
-    assert [request.workload.framework for request in launcher_requests(job, "megatron")] == ["nemo"]
-    assert [request.workload.framework for request in launcher_requests(job_of("accelerate"), "trainer")] == [
+    assert [request.workload.framework for request in build_launcher_requests(job, "megatron")] == ["nemo"]
+    assert [request.workload.framework for request in build_launcher_requests(job_of("accelerate"), "trainer")] == [
         "accelerate"
     ]
-    unnamed = launcher_requests(job_of(None), "trainer")
+    unnamed = build_launcher_requests(job_of(None), "trainer")
     assert [request.workload.framework for request in unnamed] == ["huggingface", "accelerate"]
     with pytest.raises(SpecError, match=r"deepspeed does not run nemo, .* use --launch megatron"):
-        launcher_requests(job, "deepspeed")
+        build_launcher_requests(job, "deepspeed")
     sized = replace(job_of(None), workload=replace(job_of(None).workload, bucket_mib=25))
-    assert [request.workload.framework for request in launcher_requests(sized, "trainer")] == ["huggingface"]
+    assert [request.workload.framework for request in build_launcher_requests(sized, "trainer")] == ["huggingface"]
     with pytest.raises(SpecError, match="fsdp2 has no buckets of a stated size"):
-        launcher_requests(sized, "fsdp2")
+        build_launcher_requests(sized, "fsdp2")
     with pytest.raises(SpecError, match="torchrun does not run tensorflow"):
-        launcher_requests(job_of("tensorflow"), "torchrun")
+        build_launcher_requests(job_of("tensorflow"), "torchrun")
 
 
 def test_a_torchtune_job_of_one_gpu_holds_one_gradient_at_a_time_and_no_states() -> None:

@@ -25,7 +25,7 @@ from tilecast import untrusted
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator import main  # noqa: F401 - it lets as many levels through as the API server does
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.report.advice import MAX_BYTES
 
@@ -189,7 +189,7 @@ def test_fuzzed_jobs_are_advised_or_refused_with_a_reason(examples: int) -> None
     reasons, seen = Counter[str](), set[str]()
     status_schema = jsonschema.Draft202012Validator(SCHEMA["status"])
 
-    async def answer(running: Assembly, store: Fuzzed, number: int, spec: Any) -> None:
+    async def answer(running: OperatorParts, store: Fuzzed, number: int, spec: Any) -> None:
         path = f"{JOBS}/{number}"
         store.answered.clear()
         body = job(str(number))
@@ -209,8 +209,8 @@ def test_fuzzed_jobs_are_advised_or_refused_with_a_reason(examples: int) -> None
     loop = asyncio.new_event_loop()
     store = Fuzzed()
 
-    async def begin() -> Assembly:
-        running = Assembly(QUICK, store, Metrics(), advise)
+    async def begin() -> OperatorParts:
+        running = OperatorParts(QUICK, store, Metrics(), advise)
         running.cache.put_object(node(product="Tesla-T4"))
         store.node_count = 1
         running.start()
@@ -248,7 +248,7 @@ OVERGROWN = {
     "1 MB in one value": {**GPT2, "pad": "x" * 2**20},
     "1 MB in many values": {**GPT2, "pad": ["x"] * 2**18},
     "200 levels": {**GPT2, "pad": deep(200)},
-    "as deep as the API server takes": untrusted.empty_below_depth(deep(9_990)),
+    "as deep as the API server takes": untrusted.empty_containers_below(deep(9_990)),
     "hostile keys": {"\x00\x1b[2J\u202e" * 100: "!!python/object/apply:os.system"},
 }
 

@@ -17,7 +17,7 @@ from test_pod_logs import LogStore, running_job
 from test_targets import REQUEST, TRAIN_JOB, train_job
 from tilecast import jobs
 from tilecast.api import documents, status
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.times import format_time
 from tilecast_operator.observed import devices
@@ -123,9 +123,9 @@ def test_values_that_cannot_be_are_left_out() -> None:
         assert devices.parse_use(wrong, "t", "u") is None
 
 
-async def told(running: Assembly, store: LogStore, outcome: Any) -> dict[str, Any]:
+async def told(running: OperatorParts, store: LogStore, outcome: Any) -> dict[str, Any]:
     """Tell the operator what Prometheus answers, and return the status of the TrainingJob."""
-    await running.devices.score_sample(KEY, outcome)
+    await running.devices.record_sample(KEY, outcome)
     await settled(running)
     status: dict[str, Any] = store.objects[REQUEST]["status"]
     return status
@@ -148,7 +148,7 @@ async def test_the_status_has_peak_memory_and_a_bound_on_the_mfu() -> None:
         lower = (await told(running, store, answer(memory=mib / 2, tensor=0.3)))["gpuUse"]
         assert lower["peakMemoryBytes"] == use["peakMemoryBytes"] and lower["mfuUpperBoundRatio"] == 0.3
         step = {"metric": {}, "value": [1.8e9, f"{forecast_s}"]}
-        await running.observations.score_sample(KEY, {"data": {"resultType": "vector", "result": [step]}})
+        await running.observations.record_sample(KEY, {"data": {"resultType": "vector", "result": [step]}})
         running.runtime.add(KEY)
         lower = (await told(running, store, answer(memory=mib / 2, tensor=0.4)))["gpuUse"]
         assert store.objects[REQUEST]["status"]["forecast"]["followed"] is True
@@ -181,7 +181,7 @@ async def test_a_job_takes_nothing_over_from_an_earlier_one_of_its_name() -> Non
             return [query for _, query in running.devices.queries()]
 
         assert not rerun(30), "the pods of the earlier one may still end"
-        await running.devices.score_sample(KEY, answer(memory=50_000))
+        await running.devices.record_sample(KEY, answer(memory=50_000))
         assert running.devices.find_use(KEY) is None, "an answer to the query for the earlier one"
         (query,) = rerun(200)
         assert all(130 <= int(text) <= 140 for text in re.findall(r"\[(\d+)s\]", query))

@@ -14,13 +14,13 @@ from job_store import JOBS, PLACING, JobStore, serving, until
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import APPLIED
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES
 from tilecast_operator.kube.kinds import Key
 
 
-def shown(running: Assembly, name: str, **labels: str) -> float | None:
+def shown(running: OperatorParts, name: str, **labels: str) -> float | None:
     return running.metrics.registry.get_sample_value(f"tilecast_{name}", labels)
 
 
@@ -95,7 +95,7 @@ async def test_a_job_that_is_deleted_waits_no_more_and_a_follower_shows_none() -
         assert shown(running, "held_jobs") == 1
         running.cache.remove_object(store.objects.pop(f"{JOBS}/a"))
         assert shown(running, "held_jobs") == 0
-        running.metrics.show_leadership(False)
+        running.metrics.set_leadership_metric(False)
         assert b"held" not in generate_latest(running.metrics.registry)
 
 
@@ -110,7 +110,7 @@ async def test_a_job_that_is_let_go_as_it_was_is_counted_by_the_reason(reason: s
 class DeletingStore(JobStore):
     """Store that deletes a job as its operator releases it, and ends the operator's right to write."""
 
-    running: Assembly
+    running: OperatorParts
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         body = await super().patch(path, operations)

@@ -163,11 +163,11 @@ def published(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_has_the_published_parameters(name: str) -> None:
     """The parameters match within 2 %, whether or not the config has the names of its labels."""
-    for document in (published(name), huggingface.without_labels(published(name))):
+    for document in (published(name), huggingface.remove_label_tables(published(name))):
         assert size(huggingface.model(document)) == pytest.approx(PUBLISHED[name]["parameters"], rel=0.02)
 
 
-@pytest.mark.parametrize("kind", huggingface.supported_types())
+@pytest.mark.parametrize("kind", huggingface.list_supported_types())
 def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
     """With the keys that transformers fills in, stated or not, each type is a model that can be priced.
 
@@ -685,7 +685,7 @@ def test_gpt_oss_clamps_its_activations_by_default() -> None:
 def test_every_table_names_dimensions_of_its_family() -> None:
     """A misspelt dimension in a table of types is no dimension of the family that the table reads."""
     apart = {"family", "read", "pattern", *huggingface._NOT_DIMENSIONS}
-    for kind, table in huggingface._type_tables().items():
+    for kind, table in huggingface._complete_type_tables().items():
         if "family" in table:
             names = {*table, *table["read"]} - apart
             assert not [name for name in names if not reading.find_dimension_type(table["family"], name)], kind

@@ -319,9 +319,9 @@ def test_annotations_are_the_spec_of_a_training_job() -> None:
     assert spec.training.global_batch_size == 8 and spec.constraints and spec.constraints.max_gpus == 8
     hub = asked(model="openai-community/gpt2-xl", training=BATCH)
     assert training_job.to_request("x", hub).workload.model.name == "gpt2-xl"
-    config = training_job.model_reference(asked(model="configmap:mine/config.json", training=BATCH))
+    config = training_job.find_model_reference(asked(model="configmap:mine/config.json", training=BATCH))
     assert config and (config.name, config.key) == ("mine", "config.json") and "huggingFace" in config.field
-    graph = training_job.model_reference(asked(model="configmap:mine/model.onnx", training=BATCH))
+    graph = training_job.find_model_reference(asked(model="configmap:mine/model.onnx", training=BATCH))
     assert graph and "graphRef" in graph.field
 
 

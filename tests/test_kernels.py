@@ -341,10 +341,10 @@ def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
             {"TILECAST_UTILIZATION_MODEL": str(path), "TILECAST_UTILIZATION_MODEL_SHA256": digest.upper()}
         )
         assert kernels.describe_model_file()[1] == digest
-        utilization.use_model(str(path), "0" * 64)
+        utilization.set_default_model(str(path), "0" * 64)
         with pytest.raises(SpecError, match="not 000000000000… as TILECAST_UTILIZATION_MODEL_SHA256 states"):
             utilization.load_model()
-        utilization.use_model(str(tmp_path / "none"))
+        utilization.set_default_model(str(tmp_path / "none"))
         with pytest.raises(SpecError, match="cannot be read"):
             utilization.load_model()
     finally:

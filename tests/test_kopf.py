@@ -140,7 +140,7 @@ async def test_a_watch_that_ends_in_an_error_is_begun_anew() -> None:
         LISTED,
         kopf_internals.FAILURES,
         3600.0,
-        untrusted.empty_below_depth,
+        untrusted.empty_containers_below,
         reread_first_s=0.0,
     )
     for _ in failures:
@@ -199,7 +199,7 @@ async def test_a_list_tells_what_is_gone() -> None:
         LISTED,
         (),
         3600.0,
-        untrusted.empty_below_depth,
+        untrusted.empty_containers_below,
     )
     assert ("DELETED", "b") in await followed(watch)
     assert await followed(watch) == [(None, "a"), ("DELETED", "c")]
@@ -219,7 +219,7 @@ async def test_a_changed_crd_is_told_again_once_it_is_served() -> None:
         yield raw_event("ADDED", "b")
 
     enduring = kopf_internals.watch_forever(
-        watch, LISTED, (), 3600.0, untrusted.empty_below_depth, repeats_s=(0.02, 0.2)
+        watch, LISTED, (), 3600.0, untrusted.empty_containers_below, repeats_s=(0.02, 0.2)
     )
     name = "gpupools.tilecast.dev"
     assert await followed(enduring) == [(None, name), ("ADDED", name), ("ADDED", "a"), ("ADDED", name), ("ADDED", "b")]
@@ -227,9 +227,9 @@ async def test_a_changed_crd_is_told_again_once_it_is_served() -> None:
 
 async def test_a_list_is_not_trusted_for_ever() -> None:
     events = [raw_event(None, "a"), raw_event(None, "b"), LISTED, raw_event("ADDED", "c"), raw_event("ADDED", "d")]
-    eager = kopf_internals.watch_forever(scripted(events), LISTED, (), -1.0, untrusted.empty_below_depth)
+    eager = kopf_internals.watch_forever(scripted(events), LISTED, (), -1.0, untrusted.empty_containers_below)
     assert await followed(eager) == [(None, "a"), (None, "b")], "and yet is read to its end"
-    patient = kopf_internals.watch_forever(scripted(events), LISTED, (), 3600.0, untrusted.empty_below_depth)
+    patient = kopf_internals.watch_forever(scripted(events), LISTED, (), 3600.0, untrusted.empty_containers_below)
     assert len(await followed(patient)) == 4
 
 
@@ -247,7 +247,7 @@ async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatc
             yield "LISTED"
         raise ValueError("forbidden")
 
-    enduring = kopf_internals.watch_forever(watch, "LISTED", (ValueError,), 3600.0, untrusted.empty_below_depth)
+    enduring = kopf_internals.watch_forever(watch, "LISTED", (ValueError,), 3600.0, untrusted.empty_containers_below)
     for _ in range(8):
         assert [event async for event in enduring(resource="nodes")] == []
     assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
@@ -260,5 +260,5 @@ def test_documents_as_deep_as_the_api_server_takes_them_are_read() -> None:
     depth = 9_990
     body = job()
     body["spec"]["model"] = json.loads('{"huggingFace": {"config": ' + '{"a":' * depth + "1" + "}" * depth + "}}")
-    untrusted.empty_below_depth(body)
+    untrusted.empty_containers_below(body)
     assert View.from_object(body).document

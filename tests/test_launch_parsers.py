@@ -28,7 +28,7 @@ from conftest import need
 from test_launch import CASES, setting
 from test_launch_priced import JOBS, PLANS, STAGE, WORKLOADS, base
 from tilecast import zoo
-from tilecast.launch_options.options_table import OptionTable, spell
+from tilecast.launch_options.options_table import OptionTable, spell_option
 from tilecast.overlap import hides_gradients
 from tilecast.render.launch import LAUNCHERS, LaunchScript, LaunchSetting, write_launch
 from tilecast.spec import Plan, SpecError, Workload
@@ -395,7 +395,7 @@ def test_megatron_parses_its_options() -> None:
         count += 1
     assert count > 10
     # What is read is an option of some version: these have gone.
-    known = {spell(word) for action in parser._actions for word in action.option_strings}
+    known = {spell_option(word) for action in parser._actions for word in action.option_strings}
     table = OptionTable.read("megatron")
     assert set(table.options) - known == {"tokenizer-name-or-path", "fp8-hybrid"}
     assert set(table.unpriced) - known == {

@@ -28,7 +28,7 @@ from tilecast.hardware import Pool
 from tilecast.spec import SpecError
 from tilecast_operator import server
 from tilecast_operator import settings as settings_module
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.client import UNREACHABLE, Connection
 from tilecast_operator.kube.lease import Election, Leadership, NotLeaderError
 from tilecast_operator.objects.client import client
@@ -226,7 +226,7 @@ def test_a_lease_has_a_namespace_and_a_name(place: str) -> None:
     assert caught.value.field == "TILECAST_LEASE"
 
 
-def show(store: LeaseStore, *replicas: Assembly) -> None:
+def show(store: LeaseStore, *replicas: OperatorParts) -> None:
     """Show the replicas everything in the store, as the API server's watches would."""
     for replica in replicas:
         for body in list(store.objects.values()):
@@ -234,18 +234,21 @@ def show(store: LeaseStore, *replicas: Assembly) -> None:
 
 
 @asynccontextmanager
-async def replicas(store: LeaseStore, search: Any = on_first_pool, **settings: Any) -> AsyncIterator[list[Assembly]]:
+async def replicas(
+    store: LeaseStore, search: Any = on_first_pool, **settings: Any
+) -> AsyncIterator[list[OperatorParts]]:
     """Run two replicas, of which the first leads; each serves reports.
 
     A lease is longer than a busy machine stops a test.
     """
     async with AsyncExitStack() as stack:
-        running_replicas: list[Assembly] = []
+        running_replicas: list[OperatorParts] = []
         for name, port in zip(("leader", "follower"), free_ports(2), strict=True):
             own = {"lease": PLACE, "lease_s": 20, "instance": name, "pod_ip": "127.0.0.1", "listen_port": port}
             running = await stack.enter_async_context(operator(store, search, **{**own, **settings}))
             runner = await server.start_server(
-                server.Address("127.0.0.1", port), running.metrics.registry, running.unhealthy, running.unready,
+                server.ListenAddress("127.0.0.1", port), running.metrics.registry,
+                running.find_health_problem, running.find_readiness_problem,
                 running.guard.admit_report, running.observations.put,
                 running.relay.forward_report, running.relay.find_client_address,
             )  # fmt: skip
@@ -271,7 +274,7 @@ async def test_the_one_that_follows_writes_nothing_and_has_every_answer_ready() 
         show(store, follower)
         await settled(follower)
         assert not [path for _, path in store.writes if path.startswith(JOBS)] and store.events == {}
-        assert follower.unready() is None and follower.unhealthy() is None
+        assert follower.find_readiness_problem() is None and follower.find_health_problem() is None
         searched = len(searches)
         await leader.stop()
         await until(lambda: follower.leadership.is_leader)
@@ -297,7 +300,9 @@ async def test_what_the_leader_wrote_is_not_written_again_by_the_next() -> None:
         assert store.writes == written
 
 
-async def put(running: Assembly, name: str, seconds: float, address: str = "127.0.0.1", **more: str) -> tuple[int, str]:
+async def put(
+    running: OperatorParts, name: str, seconds: float, address: str = "127.0.0.1", **more: str
+) -> tuple[int, str]:
     url = f"http://127.0.0.1:{running.settings.listen_port}/observations/default/{name}"
     body, headers = (
         json.dumps({"stepSeconds": seconds}).encode(),
@@ -350,7 +355,7 @@ async def test_the_next_leader_brings_no_run_back_that_was_withdrawn() -> None:
     async with replicas(store, advise, discovery=True, observe_settle_s=0.01) as both:
         leader, follower = both
 
-        async def see_until(condition: Callable[[], object], *seeing: Assembly) -> None:
+        async def see_until(condition: Callable[[], object], *seeing: OperatorParts) -> None:
             async with asyncio.timeout(60):
                 while not condition():
                     show(store, *seeing)
@@ -447,7 +452,7 @@ async def test_the_leader_shows_the_cluster_and_every_replica_shows_itself() -> 
         assert ['tilecast_gpu_capacity{pool="h100-sxm"' in text for text in texts] == [True, False]
         assert all("tilecast_build_info" in text for text in texts)
         for one in (leader, follower):
-            one.metrics.show_kueue("v1beta2", "0.19.0", True, "present")
+            one.metrics.set_kueue_metrics("v1beta2", "0.19.0", True, "present")
         texts = [generate_latest(one.metrics.registry).decode() for one in (leader, follower)]
         assert ["tilecast_kueue_info{" in text for text in texts] == [True, False]
         await leader.stop()

@@ -23,7 +23,7 @@ from tilecast.api.pool_learning import MAX_KEPT, ForgetRequest
 from tilecast.cli import main
 from tilecast.learning.calibration import Calibration, Correction, Run
 from tilecast.spec import SpecError
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers import pools
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration
@@ -66,7 +66,9 @@ def namespace(name: str, uid: str = "") -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
 
 
-async def measure(running: Assembly, store: SharedStore, space: str, factor: float, names: Mapping[str, int]) -> None:
+async def measure(
+    running: OperatorParts, store: SharedStore, space: str, factor: float, names: Mapping[str, int]
+) -> None:
     """Create jobs that each report three times a step of `factor` times their raw forecast."""
     for name, batch in names.items():
         store.add(space, name, batch)
@@ -77,7 +79,7 @@ async def measure(running: Assembly, store: SharedStore, space: str, factor: flo
             await running.observations.put(space, name, f"{space}@n1", body(stepSeconds=factor * raw_s))
 
 
-async def forecast(running: Assembly, store: SharedStore, space: str, name: str) -> float:
+async def forecast(running: OperatorParts, store: SharedStore, space: str, name: str) -> float:
     store.add(space, name, 24)
     await until(running, store, lambda: store.status(space, name).get("recommendation"))
     return store.step_s(space, name)

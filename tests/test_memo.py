@@ -25,7 +25,7 @@ def test_a_result_is_made_once_for_equal_keys() -> None:
 
     assert [ask(value) for value in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
     assert made == [1, 2, 3, 2]  # 2 was the least recently used when 3 came
-    memo.clear_all()
+    memo.clear_all_memos()
     assert ask(1) == 1
     assert made == [1, 2, 3, 2, 1]
 
@@ -35,11 +35,11 @@ def test_what_is_kept_changes_no_price() -> None:
     pool = Pool(gpu.name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200"))
     plan = Plans.from_plans(Plan(data=2, tensor=4, pipeline=2, sequence_parallel=True, gradient_accumulation=32))
     jobs = [Workload(zoo.find_preset("llama-2-7b"), 2048, 64, execution=mode) for mode in ("eager", "compiled")]
-    memo.clear_all()
+    memo.clear_all_memos()
     alone = []
     for job in jobs:
         alone.append(search.price(job, plan, pool))
-        memo.clear_all()
+        memo.clear_all_memos()
     for job in jobs:
         search.find(job, pool)
     after = [search.price(job, plan, pool) for job in jobs]
@@ -55,7 +55,7 @@ def test_memory_on_a_pool_does_not_depend_on_others(precision: Precision, names:
         gpu = find_gpu(name)
         pools.append(Pool(name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200")))
     job = Workload(zoo.find_preset("llama-2-7b"), 2048, 64, precision)
-    memo.clear_all()
+    memo.clear_all_memos()
     for pool in pools:
         plans = search.find(job, pool)
         alone = search.price(job, plans.plans, pool)
@@ -106,12 +106,12 @@ def test_threads_price_a_search_on_the_same_graph(monkeypatch: pytest.MonkeyPatc
     def build_anew(job: Workload, plans: Plans) -> zoo.ShardedGraph:
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait()
-        memo.clear_all()
+        memo.clear_all_memos()
         return build(job, plans)
 
     gpu = find_gpu("a100-80")
     pool = Pool(gpu.name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200"))
-    memo.clear_all()
+    memo.clear_all_memos()
     table = search.find(Workload(zoo.find_preset("gpt2"), 1024, 64), pool)
     monkeypatch.setattr(zoo, "build_sharded_graph", build_anew)
     with ThreadPoolExecutor(2) as threads:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tilecast.learning import calibration
 from tilecast.learning.calibration import Calibration, Run
-from tilecast.learning.namespace_calibration import MAX_INFLUENCE, NamespaceCalibration, quarantine_reasons
+from tilecast.learning.namespace_calibration import MAX_INFLUENCE, NamespaceCalibration, find_quarantine_reasons
 
 RUN = Run("a100", "a100-80", "bf16", "decoder", "2-8", "w", 1.13, 1.0, 20, "megatron", "honest")
 MOVE = math.log1p(MAX_INFLUENCE) + 2e-4
@@ -99,7 +99,7 @@ def test_two_puts_at_eight_times_the_step_are_quarantined_and_move_nobody() -> N
         for asker in (None, "honest-0"):
             for asked in ASKED:
                 assert forecast(both.fit(asker), asked) == forecast(NamespaceCalibration(runs).fit(asker), asked)
-    assert quarantine_reasons(attack) == ["Absurd"] * 3
+    assert find_quarantine_reasons(attack) == ["Absurd"] * 3
 
 
 def test_newer_runs_of_another_namespace_supersede_none() -> None:
@@ -139,10 +139,10 @@ def test_a_jump_is_a_question_until_another_job_says_the_same() -> None:
     steady = honest(count=6)
     jump = replace(RUN, workload="x", predicted_s=0.5, namespace="honest-0")
     again = replace(jump, workload="y", predicted_s=0.52)
-    assert quarantine_reasons(steady) == [""] * 6
-    assert quarantine_reasons([*steady, jump]) == [*[""] * 6, "Unconfirmed"]
-    assert quarantine_reasons([*steady, jump, again]) == [""] * 8
-    assert quarantine_reasons([*steady, jump, replace(again, predicted_s=2.0)]) == [
+    assert find_quarantine_reasons(steady) == [""] * 6
+    assert find_quarantine_reasons([*steady, jump]) == [*[""] * 6, "Unconfirmed"]
+    assert find_quarantine_reasons([*steady, jump, again]) == [""] * 8
+    assert find_quarantine_reasons([*steady, jump, replace(again, predicted_s=2.0)]) == [
         *[""] * 6,
         "Unconfirmed",
         "Unconfirmed",

@@ -11,7 +11,7 @@ from tilecast import memory, search, zoo
 from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.search import PlanLimits, expert_degrees
+from tilecast.search import PlanLimits, list_expert_degrees
 from tilecast.spec import PartialPlan, Plan, Plans, SpecError, Workload
 from tilecast.zoo.cnn import resnet, sequence
 from tilecast.zoo.cnn.builder import NetworkBuilder
@@ -70,10 +70,14 @@ def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(sh
 
 def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() -> None:
     data = np.array([1, 2, 6])
-    assert expert_degrees(zoo.find_preset("dlrm-small"), data).tolist() == [[1], [2], [6]]
-    assert expert_degrees(zoo.find_preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
-    assert expert_degrees(zoo.find_preset("resnet-50"), data).tolist() == [[1], [1], [1]]
-    assert expert_degrees(zoo.find_preset("mixtral-8x7b"), data).tolist() == [[1, 0, 0, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
+    assert list_expert_degrees(zoo.find_preset("dlrm-small"), data).tolist() == [[1], [2], [6]]
+    assert list_expert_degrees(zoo.find_preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
+    assert list_expert_degrees(zoo.find_preset("resnet-50"), data).tolist() == [[1], [1], [1]]
+    assert list_expert_degrees(zoo.find_preset("mixtral-8x7b"), data).tolist() == [
+        [1, 0, 0, 0],
+        [1, 2, 0, 0],
+        [1, 2, 0, 0],
+    ]
 
 
 def test_a_diffusion_network_attends_to_pixels_and_text() -> None:

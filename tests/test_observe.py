@@ -16,7 +16,7 @@ from operator_store import JOBS, LEARNINGS, Store, job, node, operator, settled
 from tilecast.advice import advise
 from tilecast.api.status import ObservedStep
 from tilecast_operator import server
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed import reports
@@ -158,7 +158,7 @@ def store_with(*names: str) -> Reviewing:
     return store
 
 
-async def until(running: Assembly, store: Store, probe: Callable[[], object]) -> None:
+async def until(running: OperatorParts, store: Store, probe: Callable[[], object]) -> None:
     """Show the operator its own writes, as the API server would, until `probe` is true."""
     async with asyncio.timeout(120):
         while not probe():
@@ -177,7 +177,7 @@ def learnt(store: Store) -> Any:
     return store.objects.get(f"{LEARNINGS}/h100-sxm", {}).get("spec", {}).get("runs")
 
 
-def metrics(running: Assembly) -> str:
+def metrics(running: OperatorParts) -> str:
     return generate_latest(running.metrics.registry).decode()
 
 
@@ -310,7 +310,7 @@ async def test_the_server_answers_puts_with_the_outcome() -> None:
         if name == "bad":
             raise RefusedReport("invalid", 422, "no")
 
-    address, metrics = server.Address("127.0.0.1", 0, limits=server.ClientLimits(body_s=1.0)), Metrics()
+    address, metrics = server.ListenAddress("127.0.0.1", 0, limits=server.ClientLimits(body_s=1.0)), Metrics()
     runner = await server.start_server(
         address, metrics.registry, lambda: None, lambda: None, lambda *_: nullcontext(), take
     )

@@ -10,7 +10,7 @@ import pytest
 from tilecast import zoo
 from tilecast.advice import Advice, Offer, Request, advise
 from tilecast.advice.what_if.alternatives import describe_plan
-from tilecast.advice.what_if.changes import apply_change, describe_growth
+from tilecast.advice.what_if.changes import apply_change, describe_pool_growth
 from tilecast.cli import main
 from tilecast.hardware import Pool
 from tilecast.inputs.gpu_list import parse_gpu_list
@@ -81,10 +81,10 @@ def test_gpus_that_stay_idle_are_named() -> None:
 
 def test_a_pool_with_a_smaller_node_grows_by_gpus() -> None:
     odd = pool("h100-sxm:12")
-    change = describe_growth(odd, 24, "fits")
+    change = describe_pool_growth(odd, 24, "fits")
     assert change.text == "24 GPUs instead of 12"
     assert apply_change(change, Request("job", SMALL), odd)[1].max_gpus == 24
-    assert describe_growth(pool("h100-sxm:16"), 24, "fits").text == "3 nodes instead of 2"
+    assert describe_pool_growth(pool("h100-sxm:16"), 24, "fits").text == "3 nodes instead of 2"
     wide = replace(SMALL, global_batch=3072)
     step_s = best_of(advise(Request("job", wide), [odd])).step_s
     (rejection,) = advise(Request("job", wide, "fewestGpus", target_step_s=step_s / 1.4), [odd]).rejections

@@ -27,7 +27,7 @@ from tilecast.hardware import Pool
 from tilecast.spec import SpecError
 from tilecast_operator import server
 from tilecast_operator import settings as settings_module
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers.pools import NODES
 from tilecast_operator.kube.client import ApiError, Connection
 from tilecast_operator.kube.times import format_time
@@ -43,7 +43,7 @@ async def test_a_job_is_advised_in_two_writes_and_one_event() -> None:
     store.put(f"{JOBS}/a", job())
     async with operator(store) as running:
         await settled(running)
-        assert running.unready() is None and running.unhealthy() is None
+        assert running.find_readiness_problem() is None and running.find_health_problem() is None
     document = store.objects[f"{JOBS}/a"]
     assert document["metadata"]["annotations"][POOL] == "h100-sxm"
     assert document["metadata"]["annotations"]["mine"] == "stays"
@@ -419,7 +419,7 @@ async def test_a_failing_search_is_a_condition_not_a_crash() -> None:
             await asyncio.sleep(0.3)
             retries = running.metrics.registry.get_sample_value("tilecast_retries_total")
         most = 4 + (time.monotonic() - began) / 0.05
-        assert running.unhealthy() is None
+        assert running.find_health_problem() is None
     assert 2 <= retries <= most, "with backoff: 10, 20, 40, 50, 50 ms"
     assert store.writes == [("apply", f"{JOBS}/a/status")] and len(store.events) == 1, "each try says the same"
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "InternalError"
@@ -451,21 +451,21 @@ async def test_a_model_that_cannot_be_read_keeps_it_unready_and_jobs_untouched()
     store.put(f"{JOBS}/a", job())
     async with operator(store, unreadable) as running:
         await asyncio.sleep(0.1)
-        assert "cannot be read" in str(running.unready())
+        assert "cannot be read" in str(running.find_readiness_problem())
     assert store.writes == []
 
 
 async def test_a_dead_worker_and_a_stall_are_unhealthy() -> None:
-    running = Assembly(Settings(stall_s=0.01), Store(), Metrics(), on_first_pool)
+    running = OperatorParts(Settings(stall_s=0.01), Store(), Metrics(), on_first_pool)
     running.runtime.queue.add(NODES)
     await asyncio.sleep(0.03)
-    assert "no work finished" in str(running.unhealthy())
+    assert "no work finished" in str(running.find_health_problem())
     running.start()
     await running.stop()
-    assert "ended" in str(running.unhealthy())
+    assert "ended" in str(running.find_health_problem())
 
 
-def sample(running: Assembly, name: str, **labels: str) -> float | None:
+def sample(running: OperatorParts, name: str, **labels: str) -> float | None:
     return running.metrics.registry.get_sample_value(name, labels)
 
 
@@ -492,7 +492,7 @@ async def test_the_time_of_an_answer_is_that_since_the_job_was_created_or_change
     old = {**job("old"), "metadata": {**job("old")["metadata"], "creationTimestamp": format_time(store.clock_s - 100)}}
     store.put(f"{JOBS}/old", old)
 
-    def times(running: Assembly) -> tuple[float | None, float | None]:
+    def times(running: OperatorParts) -> tuple[float | None, float | None]:
         name = "tilecast_answer_duration_seconds"
         labels = {"kind": "TrainingJob"}
         return sample(running, f"{name}_count", **labels), sample(running, f"{name}_bucket", le="60.0", **labels)
@@ -597,7 +597,7 @@ async def test_server_answers_probes_and_metrics() -> None:
     async def take(*_: object) -> None:
         return
 
-    address, metrics = server.Address("127.0.0.1", 0), Metrics()
+    address, metrics = server.ListenAddress("127.0.0.1", 0), Metrics()
     runner = await server.start_server(
         address, metrics.registry, lambda: None, lambda: state["problem"], lambda *_: nullcontext(), take
     )

@@ -34,11 +34,11 @@ from tilecast_operator.kube.times import format_time
 from tilecast_operator.kube.watch import WatchDelays
 from tilecast_operator.objects.client import client
 from tilecast_operator.search_process import SearchLimits
-from tilecast_operator.server import Address, HttpServer
+from tilecast_operator.server import HttpServer, ListenAddress
 from tilecast_operator.web import pages, server
-from tilecast_operator.web.pages import Query
+from tilecast_operator.web.pages import PageQuery
 from tilecast_operator.web.rows import JobRow, PoolRow, QueueRow, read_count, read_number
-from tilecast_operator.web.searches import Searches, answer_or_load
+from tilecast_operator.web.searches import FormSearches, answer_or_load
 from tilecast_operator.web.server import start_server
 from tilecast_operator.web.watches import ClusterState, TableWatch
 
@@ -192,7 +192,7 @@ async def wait_until(is_true: Any, what: str) -> None:
     raise AssertionError(what)
 
 
-class NoSearches(Searches):
+class NoSearches(FormSearches):
     """Searches without a process: the answer names the model."""
 
     def __init__(self) -> None:
@@ -204,9 +204,9 @@ class NoSearches(Searches):
 
 @asynccontextmanager
 async def run_pages(
-    state: ClusterState, searches: Searches | None = None, hosts: tuple[str, ...] = ()
+    state: ClusterState, searches: FormSearches | None = None, hosts: tuple[str, ...] = ()
 ) -> AsyncIterator[str]:
-    listening: HttpServer = await start_server(Address("127.0.0.1", 0), state, searches or NoSearches(), hosts)
+    listening: HttpServer = await start_server(ListenAddress("127.0.0.1", 0), state, searches or NoSearches(), hosts)
     try:
         yield f"http://127.0.0.1:{listening.port}"
     finally:
@@ -221,7 +221,7 @@ def fill(objects: Mapping[str, list[dict[str, Any]]], most: int = 1_000) -> Clus
         table._begin_list()
         for item in objects.get(plural, []):
             table._add_listed(item)
-        table._note_answer()
+        table._record_answer()
         table._end_list()
     return state
 
@@ -248,14 +248,14 @@ class _Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
-FIRST = Query()
+FIRST = PageQuery()
 
 
-def write_all(state: ClusterState, query: Query = FIRST) -> dict[str, str]:
+def write_all(state: ClusterState, query: PageQuery = FIRST) -> dict[str, str]:
     writers = {**WRITERS, "forecasts": pages.write_forecasts}
     written = {name: write(state, query, NOW_S) for name, write in writers.items()}
     for place, job in enumerate(state.jobs.list_rows()[:5]):
-        written[f"job {place}"] = pages.write_single_job(state, Query(job.full_name), NOW_S)
+        written[f"job {place}"] = pages.write_single_job(state, PageQuery(job.full_name), NOW_S)
     return written | {"play": pages.write_play(state, None, "", NOW_S)}
 
 
@@ -289,7 +289,7 @@ def test_without_objects_the_pages_say_so() -> None:
     assert "There is no GPUPool" in shown["pools"] and "There is no TrainingJob" in shown["jobs"]
     assert "No step of a job was measured" in shown["forecasts"] and "queue.enabled" in shown["waiting"]
     assert 'value="h100-sxm:16,a100-80:16"' in shown["play"], "the example"
-    assert "Not read yet" in pages.write_jobs(ClusterState(client(1.0)), Query(), NOW_S)
+    assert "Not read yet" in pages.write_jobs(ClusterState(client(1.0)), PageQuery(), NOW_S)
 
 
 def replace_texts(value: Any, text: str) -> Any:
@@ -310,14 +310,14 @@ def test_a_job_has_a_page_of_its_own_to_which_tables_lead() -> None:
     job = next(job for job in jobs if job.measured is not None)
     link = f'href="job?{escape(urlencode({"q": job.full_name}))}"'
     assert link in pages.write_jobs(state, FIRST, NOW_S) and link in pages.write_forecasts(state, FIRST, NOW_S)
-    page = pages.write_single_job(state, Query.from_values(job.full_name, ""), NOW_S)
+    page = pages.write_single_job(state, PageQuery.from_values(job.full_name, ""), NOW_S)
     for text in (f"<h1>Job {job.full_name}</h1>", job.plan, job.range, "<h2>Measured</h2>", "Read again"):
         assert text in page, text
     planned = next(job for job in jobs if job.queue is not None)
-    assert "<h2>In the queue</h2>" in pages.write_single_job(state, Query(planned.full_name), NOW_S)
-    assert "No TrainingJob has this name now" in pages.write_single_job(state, Query("x/<script>"), NOW_S)
+    assert "<h2>In the queue</h2>" in pages.write_single_job(state, PageQuery(planned.full_name), NOW_S)
+    assert "No TrainingJob has this name now" in pages.write_single_job(state, PageQuery("x/<script>"), NOW_S)
     longest = f"{'n' * 63}/{'j' * 253}"
-    assert Query.from_values(longest, "").search == longest
+    assert PageQuery.from_values(longest, "").search == longest
 
 
 def test_jobs_of_the_plan_without_a_training_job_are_counted() -> None:
@@ -342,7 +342,7 @@ def test_an_error_of_the_form_names_its_fields_as_the_form_does() -> None:
 
 def test_hostile_texts_stay_texts() -> None:
     hostile = {plural: [replace_texts(item, HOSTILE) for item in items] for plural, items in make_cluster().items()}
-    for query in (Query(), Query(HOSTILE)):
+    for query in (PageQuery(), PageQuery(HOSTILE)):
         for name, text in write_all(fill(hostile), query).items():
             page = _Balance(text)
             assert page.tags.count("script") == (name == "play") and not page.open, name
@@ -395,18 +395,23 @@ def test_long_lists_are_turned_by_pages() -> None:
     jobs = [make_job(f"job-{index:04}", measured_s=8.0, start_s=NOW_S + index, position=index) for index in range(730)]
     state = fill({"trainingjobs": jobs}, most=700)
     for write in (pages.write_jobs, pages.write_forecasts, pages.write_queue):
-        text = write(state, Query(page=7), NOW_S)
+        text = write(state, PageQuery(page=7), NOW_S)
         assert text.count('<th scope="row">') <= pages.ROWS and "page 7 of 7" in text
         assert "30 trainingjobs are not shown" in text
-        assert "page 7 of 7" in write(state, Query(page=99), NOW_S) and len(text) < 400_000
-    found = pages.write_jobs(state, Query("JOB-069", 1), NOW_S)
+        assert "page 7 of 7" in write(state, PageQuery(page=99), NOW_S) and len(text) < 400_000
+    found = pages.write_jobs(state, PageQuery("JOB-069", 1), NOW_S)
     assert "10 TrainingJobs" in found and "job-0691" in found and "Next" not in found
-    assert "page=2&amp;q=o%3F" in pages._turn_pages(range(200), Query("o\ud800"), "jobs")[1]
-    both = pages.write_jobs(state, Query("job&", 1), NOW_S)
+    assert "page=2&amp;q=o%3F" in pages._paginate(range(200), PageQuery("o\ud800"), "jobs")[1]
+    both = pages.write_jobs(state, PageQuery("job&", 1), NOW_S)
     assert "No TrainingJob has this" in both
-    assert 'href="jobs?page=2&amp;q=job"' in pages.write_jobs(state, Query("job"), NOW_S)
-    assert Query.from_values("", "-1") == Query.from_values("", "x" * 9) == Query.from_values("", "٣") == Query()
-    assert len(Query.from_values("x" * 10_000, "9" * 5_000).search) == pages.LONGEST_SEARCH
+    assert 'href="jobs?page=2&amp;q=job"' in pages.write_jobs(state, PageQuery("job"), NOW_S)
+    assert (
+        PageQuery.from_values("", "-1")
+        == PageQuery.from_values("", "x" * 9)
+        == PageQuery.from_values("", "٣")
+        == PageQuery()
+    )
+    assert len(PageQuery.from_values("x" * 10_000, "9" * 5_000).search) == pages.LONGEST_SEARCH
 
 
 async def test_the_watches_follow_the_cluster_and_only_read() -> None:
@@ -596,7 +601,7 @@ async def test_a_slow_client_does_not_stop_others() -> None:
 
 @pytest.mark.slow
 async def test_the_form_is_answered_by_a_process_that_is_replaced() -> None:
-    searches = Searches(SearchLimits(60.0, 640))
+    searches = FormSearches(SearchLimits(60.0, 640))
     try:
         await searches.load()
         async with run_pages(fill(make_cluster()), searches) as address, aiohttp.ClientSession() as session:
@@ -616,7 +621,7 @@ async def test_the_form_is_answered_by_a_process_that_is_replaced() -> None:
 
 @pytest.mark.slow
 async def test_a_search_that_takes_too_long_is_given_up() -> None:
-    searches = Searches(SearchLimits(0.001, 640))
+    searches = FormSearches(SearchLimits(0.001, 640))
     try:
         async with (
             run_pages(fill({}), searches) as address,

@@ -18,7 +18,7 @@ from operator_store import TIMINGS
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, APPLIED, MODEL, NEXT_QUEUE, QUEUE
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.documents import ADVICE_KEYS, HASH, POOL
@@ -61,7 +61,7 @@ async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed()
         assert store.now()["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
 
 
-async def let_go(store: JobStore, running: Assembly, name: str) -> str:
+async def let_go(store: JobStore, running: OperatorParts, name: str) -> str:
     """Return the outcome of an example with a Workload, once it is released."""
     body = store.job(name)
     running.cache.put_object(body)
@@ -298,7 +298,7 @@ async def test_a_job_that_is_deleted_meanwhile_is_forgotten() -> None:
         assert store.patches == [] and store.events == {}
 
 
-def holds(running: Assembly, body: dict[str, Any]) -> bool:
+def holds(running: OperatorParts, body: dict[str, Any]) -> bool:
     """Return whether a decision about a job is under way."""
     return running.admission.is_deciding(Key.from_object(body), body["metadata"]["uid"])
 

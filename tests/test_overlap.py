@@ -21,7 +21,7 @@ from tilecast.render.launch.setting import LaunchSetting
 from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step_with_bucket_sizes
 from tilecast.step.blocks import kernel_seconds
-from tilecast.step.replicas import SyncSeconds, sync_seconds
+from tilecast.step.replicas import SyncSeconds, fullest_stage_sync_seconds
 from tilecast.step.weights import HeldWeights
 
 BERT = Workload(zoo.find_preset("bert-large"), 512, 256, framework="ddp")
@@ -71,7 +71,7 @@ def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeco
     plans = Plans.from_plans(plan)
     sharded = zoo.build_sharded_graph(workload, plans)
     caps = overlap.BucketLimits.from_plans(workload, plans, 4.0, np.ones(1))
-    return sync_seconds(
+    return fullest_stage_sync_seconds(
         workload,
         sharded,
         HeldWeights.from_plans(workload, sharded, plans),
@@ -271,7 +271,7 @@ def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
     sharded = zoo.build_sharded_graph(job, plans)
     caps = overlap.BucketLimits.from_plans(job, plans, gradient_bytes(job), np.ones(1))
-    sync = sync_seconds(
+    sync = fullest_stage_sync_seconds(
         job,
         sharded,
         HeldWeights.from_plans(job, sharded, plans),

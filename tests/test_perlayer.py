@@ -68,11 +68,11 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     every = families(workload, on, gpus)
     once_s = host_seconds_per_step(workload, every.graph, constants.shipped_constants())
     for rows in every.iterate_families():
-        family = every.cost_family(rows[:40])
+        family = every.price_family(rows[:40])
         one, plans = family.chain, family.plans
         priced = search.price(workload, plans, on)
         for row in range(len(plans)):
-            cost, held = chain.price(one, np.full(len(one.cost), row))
+            cost, held = chain.price_strategies(one, np.full(len(one.cost), row))
             ratios.append((cost + once_s) / priced.step_s[row])
             over.append(held + priced.usable_bytes - one.budget - priced.memory_bytes[row])
     ratios = np.array(ratios)
@@ -108,10 +108,10 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     every = families(workload, on, gpus, vary)
     seconds = every.uniform_s()
     for rows in every.iterate_families():
-        family = every.cost_family(every.select_promising(rows, seconds))
+        family = every.price_family(every.select_promising_strategies(rows, seconds))
         one = family.chain
         paths = np.array(list(itertools.product(range(len(family.plans)), repeat=len(one.cost))))
-        cost, held = chain.price(one, paths)
+        cost, held = chain.price_strategies(one, paths)
         best = min(best, cost[held <= one.budget].min(initial=np.inf))
     per_layer = perlayer.find_best_strategies(workload, on, gpus, vary=vary)
     assert (per_layer is None) == (best == np.inf)
@@ -172,7 +172,7 @@ def test_layers_that_alternate_stand_where_they_are() -> None:
     names = [block.name for block in sharded.graph.list_repetitions()]
     assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
     every = families(workload, pool("a100-40"), 4)
-    family = every.cost_family(max(every.iterate_families(), key=len))
+    family = every.price_family(max(every.iterate_families(), key=len))
     assert [every.graph.blocks[number].name for number in every.order] == names
     assert (np.diagonal(family.resharding_s, axis1=1, axis2=2) == 0).all()
     assert family.resharding_s[0].max() > 0

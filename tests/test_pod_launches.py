@@ -10,7 +10,7 @@ import pytest
 
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.manifests import JobReading, is_read, list_config_maps, read_manifest
+from tilecast.manifests import JobReading, is_readable_job, list_config_maps, read_manifest
 from tilecast.public.advising import AdviceInputs, compute_advice
 from tilecast.spec import SpecError
 
@@ -209,9 +209,9 @@ def test_an_annotation_is_a_short_json() -> None:
 
 
 def test_other_documents_are_no_jobs() -> None:
-    assert not is_read({"apiVersion": "v1", "kind": "Job"})
-    assert not is_read({"apiVersion": "example.com/v1", "kind": "PyTorchJob"})
-    assert not is_read({"kind": None})
+    assert not is_readable_job({"apiVersion": "v1", "kind": "Job"})
+    assert not is_readable_job({"apiVersion": "example.com/v1", "kind": "PyTorchJob"})
+    assert not is_readable_job({"kind": None})
 
 
 POOLS = PoolOptions(gpus="h100-sxm:32")

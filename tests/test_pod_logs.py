@@ -20,7 +20,7 @@ from test_targets import REQUEST, TRAIN_JOB, shown, targeted, train_job
 from tilecast.advice import advise
 from tilecast.api import documents
 from tilecast.jobs import JOB_KINDS, Job, Pods, read_job
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.client import Api, ApiError, Connection
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.client import client
@@ -110,7 +110,7 @@ class LogStore(JobStore):
 
 
 @asynccontextmanager
-async def running_job(**settings: Any) -> AsyncIterator[tuple[Assembly, LogStore, float]]:
+async def running_job(**settings: Any) -> AsyncIterator[tuple[OperatorParts, LogStore, float]]:
     """Run an operator beside a TrainJob that has started, and yield also the forecast of its step in seconds."""
     store = LogStore()
     store.objects = targeted().objects
@@ -124,7 +124,7 @@ async def running_job(**settings: Any) -> AsyncIterator[tuple[Assembly, LogStore
         yield running, store, best["stepSeconds"]["target"]
 
 
-async def read(running: Assembly, store: LogStore) -> dict[str, Any]:
+async def read(running: OperatorParts, store: LogStore) -> dict[str, Any]:
     """Read the logs once, and return the status of the TrainingJob."""
     await running.logs.read_logs()
     await settled(running)
@@ -200,7 +200,7 @@ async def test_a_status_that_still_shows_a_log_does_not_bring_it_back() -> None:
         stale = copy.deepcopy(store.objects[REQUEST])
         assert stale["status"]["observed"]["samples"] == 2
         result = [{"metric": {}, "value": [1.8e9, f"{2 * forecast_s}"]}]
-        await running.observations.score_sample(KEY, {"data": {"resultType": "vector", "result": result}})
+        await running.observations.record_sample(KEY, {"data": {"resultType": "vector", "result": result}})
         stale["status"]["plansEvaluated"] = 7  # somebody else has written it
         running.cache.put_object(store.put(REQUEST, stale))
         running.runtime.add(KEY)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tilecast.manifests import find_training_runtime, is_read, read_manifest
+from tilecast.manifests import find_training_runtime, is_readable_job, read_manifest
 from tilecast.spec import SpecError
 
 FOLDER = Path(__file__).parent / "pod_manifests"
@@ -24,7 +24,7 @@ JOBS = {
     f"{name}-{item['metadata']['name']}": (name, item)
     for name, items in OBJECTS.items()
     for item in items
-    if is_read(item)
+    if is_readable_job(item)
 }
 
 

@@ -10,7 +10,7 @@ from tilecast import kernels, zoo
 from tilecast.constants import shipped_constants
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.spec import Plan, Plans, Precision, Workload
-from tilecast.step.blocks import corrections
+from tilecast.step.blocks import correction_factors
 
 
 def factor(gpu: Gpu, precision: Precision = "fp16") -> float:
@@ -21,7 +21,7 @@ def factor(gpu: Gpu, precision: Precision = "fp16") -> float:
     times = kernels.predict_kernel_times(table, gpu)
     ops = [op for block in sharded.graph.blocks for op in block.ops]
     op, index = next((op, index) for op, index in zip(ops, rows, strict=True) if op.name == "mlp.up")
-    found = corrections(workload, op, times, index)
+    found = correction_factors(workload, op, times, index)
     return float(found["power.turing"][0]) if "power.turing" in found else 1.0
 
 

@@ -13,7 +13,7 @@ from tilecast_operator.observed import reports
 from tilecast_operator.observed.progress import (
     MAX_ROUNDING,
     Progress,
-    RunCourse,
+    ProgressHistory,
     measure_progress,
     name_stage,
     read_progress,
@@ -65,7 +65,7 @@ def test_the_true_step_is_within_the_rounding(
         return progress
 
     before, after = told(first * total // 100 + 1), told(min(total - 1, (first + more) * total // 100))
-    report, course = measure_progress(RunCourse(before, before), after)
+    report, course = measure_progress(ProgressHistory(before, before), after)
     assert course.last == after
     if report is None:
         assert course.start == before
@@ -81,12 +81,12 @@ def told(percent: float, at_s: float, *run: object) -> Progress:
 
 
 def test_nothing_is_measured_early_or_late() -> None:
-    early = RunCourse(told(4.9, 0))
+    early = ProgressHistory(told(4.9, 0))
     assert measure_progress(None, told(4.9, 0)) == (None, early)
-    assert measure_progress(early, told(5, 60)) == (None, RunCourse(told(5, 60), told(5, 60)))
-    counted = RunCourse(told(5, 0), told(5, 0))
-    assert measure_progress(counted, told(100, 950)) == (None, RunCourse(told(100, 950)))
-    assert measure_progress(counted, told(5, 60)) == (None, RunCourse(told(5, 60), told(5, 0)))
+    assert measure_progress(early, told(5, 60)) == (None, ProgressHistory(told(5, 60), told(5, 60)))
+    counted = ProgressHistory(told(5, 0), told(5, 0))
+    assert measure_progress(counted, told(100, 950)) == (None, ProgressHistory(told(100, 950)))
+    assert measure_progress(counted, told(5, 60)) == (None, ProgressHistory(told(5, 60), told(5, 0)))
     report, _ = measure_progress(counted, told(15, 200))
     assert report == StepReport(2.0, "trainJobProgress", steps=100, rounding_ratio=0.005)
 

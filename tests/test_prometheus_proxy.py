@@ -44,7 +44,7 @@ class OneJob:
     def queries(self) -> Iterable[tuple[Key, str]]:
         return [(JOB, "up")]
 
-    async def score_sample(self, key: Key, answer: Any) -> None:
+    async def record_sample(self, key: Key, answer: Any) -> None:
         self.taken.put_nowait(answer)
 
 

@@ -13,7 +13,7 @@ from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.graph import KIND_NAMES, Block, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
-from tilecast.inputs.gpu_list import assumed_pool
+from tilecast.inputs.gpu_list import build_assumed_pool
 from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Plan, Plans, SpecError, Workload
 from tilecast.step import blocks as blocks_of_step
 
@@ -208,7 +208,7 @@ def test_some_layers_of_nvfp4_stay_in_16_bits() -> None:
 
 
 def test_narrower_products_take_less_time_and_a_wider_range() -> None:
-    pool = assumed_pool(find_gpu("b200"), 8)
+    pool = build_assumed_pool(find_gpu("b200"), 8)
     plan = Plans.from_plans(Plan(data=8, zero_stage=1, micro_batch=1))
     steps, widths = [], []
     for name in ("bf16", "mxfp8", "nvfp4"):
@@ -222,7 +222,7 @@ def test_narrower_products_take_less_time_and_a_wider_range() -> None:
 
 
 def test_blocks_need_a_copy_for_each_direction_on_blackwell() -> None:
-    pool = assumed_pool(find_gpu("b200"), 1)
+    pool = build_assumed_pool(find_gpu("b200"), 1)
     plan = Plans.from_plans(Plan())
     held = {}
     for name in ("bf16", "fp8", "mxfp8", "nvfp4"):

@@ -161,9 +161,9 @@ async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_
 
     async def work() -> tuple[Key, ...]:
         await go_on.wait()
-        with journal.note_reading(NODE):
+        with journal.record_reading(NODE):
             assert noted() == (NODE,)
-        assert await asyncio.to_thread(journal.call_noted, noted) == (HONEST_JOB,)
+        assert await asyncio.to_thread(journal.call_recorded, noted) == (HONEST_JOB,)
         return noted()
 
     async def doomed() -> None:
@@ -172,8 +172,8 @@ async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_
         finally:
             assert noted() == (BOMB,)
 
-    task = asyncio.ensure_future(asyncio.wait_for(journal.await_noted(HONEST_JOB, work()), 60))
-    cancelled = asyncio.ensure_future(asyncio.wait_for(journal.await_noted(BOMB, doomed()), 60))
+    task = asyncio.ensure_future(asyncio.wait_for(journal.await_recorded(HONEST_JOB, work()), 60))
+    cancelled = asyncio.ensure_future(asyncio.wait_for(journal.await_recorded(BOMB, doomed()), 60))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert noted() == ()
@@ -182,7 +182,7 @@ async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_
         await cancelled
     go_on.set()
     assert await task == (HONEST_JOB,)
-    with journal.note_reading(NODE):
+    with journal.record_reading(NODE):
         assert noted() == (NODE,)
         journal.close()
         assert noted() == (), "a process that ends in order leaves no suspect"
@@ -204,10 +204,10 @@ async def test_a_suspect_is_read_while_nothing_else_is(tmp_path: Path) -> None:
     async def work() -> None:
         for _ in range(10):
             note()
-            await asyncio.to_thread(journal.call_noted, note)
+            await asyncio.to_thread(journal.call_recorded, note)
 
     async with asyncio.timeout(60):
-        await asyncio.gather(*(journal.await_noted(key, work()) for key in (*suspects, *others)))
+        await asyncio.gather(*(journal.await_recorded(key, work()) for key in (*suspects, *others)))
     for suspect in suspects:
         assert {keys for keys in together if suspect in keys} == {frozenset({suspect})}
     assert any(len(keys) > 1 for keys in together), "others are read at the same time"
@@ -222,17 +222,17 @@ async def test_a_suspect_that_is_cancelled_while_it_waits_keeps_nobody_waiting()
         go_on.wait(60)
 
     async def work() -> None:
-        await asyncio.to_thread(journal.call_noted, read)
+        await asyncio.to_thread(journal.call_recorded, read)
 
-    honest = asyncio.ensure_future(journal.await_noted(HONEST_JOB, work()))
+    honest = asyncio.ensure_future(journal.await_recorded(HONEST_JOB, work()))
     await asyncio.to_thread(began.wait, 60)
-    suspect = asyncio.ensure_future(journal.await_noted(BOMB, asyncio.sleep(0)))
+    suspect = asyncio.ensure_future(journal.await_recorded(BOMB, asyncio.sleep(0)))
     await asyncio.sleep(0.05)
     assert not suspect.done()
     suspect.cancel()
     with pytest.raises(asyncio.CancelledError):
         await suspect
-    await asyncio.wait_for(journal.await_noted(Key("Job", "a", "b"), asyncio.sleep(0)), 60)
+    await asyncio.wait_for(journal.await_recorded(Key("Job", "a", "b"), asyncio.sleep(0)), 60)
     go_on.set()
     await honest
 
@@ -242,11 +242,11 @@ async def test_a_suspect_that_is_read_inside_another_object_keeps_nobody_waiting
     journal.isolate([BOMB])
 
     async def work() -> None:
-        with journal.note_reading(BOMB):
+        with journal.record_reading(BOMB):
             pass
 
-    await journal.await_noted(HONEST_JOB, work())
-    await asyncio.wait_for(journal.await_noted(NODE, asyncio.sleep(0)), 60)
+    await journal.await_recorded(HONEST_JOB, work())
+    await asyncio.wait_for(journal.await_recorded(NODE, asyncio.sleep(0)), 60)
 
 
 async def test_a_suspect_stays_alone_while_any_thread_reads_it() -> None:
@@ -257,11 +257,11 @@ async def test_a_suspect_stays_alone_while_any_thread_reads_it() -> None:
         began.set()
         go_on.wait(60)
 
-    suspect = asyncio.ensure_future(journal.await_noted(BOMB, asyncio.to_thread(journal.call_noted, read)))
+    suspect = asyncio.ensure_future(journal.await_recorded(BOMB, asyncio.to_thread(journal.call_recorded, read)))
     await asyncio.to_thread(began.wait, 60)
-    with journal.note_reading(BOMB):
+    with journal.record_reading(BOMB):
         pass  # an event of the suspect, which is read beside the thread after a while
-    honest = asyncio.ensure_future(journal.await_noted(HONEST_JOB, asyncio.sleep(0)))
+    honest = asyncio.ensure_future(journal.await_recorded(HONEST_JOB, asyncio.sleep(0)))
     await asyncio.sleep(0.05)
     assert not honest.done()
     go_on.set()
@@ -275,7 +275,7 @@ async def test_a_job_that_was_set_aside_is_answered_once_it_is_read_again(tmp_pa
     store.clock_s = 1000.0
     key = Key("TrainingJob", "default", "a")
     notes = Journal(str(tmp_path), KINDS)
-    with notes.note_reading(key):
+    with notes.record_reading(key):
         (tmp_path / "next").mkdir()
         (tmp_path / "next" / "journal").write_bytes((tmp_path / "journal").read_bytes())
     async with operator(store, on_first_pool, journal=str(tmp_path / "next")) as running:

@@ -22,8 +22,8 @@ from tilecast.planner.timeline import (
     FreeNodes,
     PoolSimulation,
     PoolTasks,
-    QueueAdmission,
-    _simulate_mixed,
+    SimulationState,
+    _simulate_mixed_sizes,
     _start_few_tasks,
     simulate_start_times,
 )
@@ -100,7 +100,7 @@ def test_few_jobs_start_as_in_the_general_simulation(seed: int) -> None:
         tasks = PoolTasks(gpus, seconds, names=list(range(3, 3 + 2 * len(gpus), 2)))
         few = _start_few_tasks(pool, tasks)
         general = PoolSimulation([math.inf] * len(gpus))
-        _simulate_mixed(tasks, QueueAdmission(0.0, FreeNodes(pool.gpus_per_node, pool.free), {}), general)
+        _simulate_mixed_sizes(tasks, SimulationState(0.0, FreeNodes(pool.gpus_per_node, pool.free), {}), general)
         assert (few.begin, few.order) == (general.begin, general.order)
 
 
@@ -117,9 +117,13 @@ def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginn
         ways = [way for way in ways if not (queue and quotas) or way.gpus <= 4]
         jobs.append(job(f"j{index}", *ways, arrival_s=coming_s, queue=queue))
     held = build_columns(check_problem(QueueProblem(tuple(jobs), pools))[0])
-    current = Assignment(held, POLICIES["completion"], [draw.choice(held.options_of(row)) for row in range(len(jobs))])
+    current = Assignment(
+        held, POLICIES["completion"], [draw.choice(held.get_option_range(row)) for row in range(len(jobs))]
+    )
     for _ in range(25):
-        moves = {row: draw.choice(held.options_of(row)) for row in draw.sample(range(len(jobs)), draw.randint(1, 3))}
+        moves = {
+            row: draw.choice(held.get_option_range(row)) for row in draw.sample(range(len(jobs)), draw.randint(1, 3))
+        }
         score, changed = current.try_moves(moves)
         if draw.random() < 0.5:
             current.apply_moves(moves, changed)
@@ -135,11 +139,13 @@ def test_places_of_one_job_that_are_tried_in_turn_are_each_simulated_as_from_the
     ways = [option(pool.name, gpus, draw.uniform(1, 9)) for pool in pools for gpus in (1, 2, 4)]
     jobs = tuple(job(f"j{index}", *ways, arrival_s=-index) for index in range(90))
     held = build_columns(check_problem(QueueProblem(jobs, pools))[0])
-    current = Assignment(held, POLICIES["completion"], [draw.choice(held.options_of(row)) for row in range(len(jobs))])
+    current = Assignment(
+        held, POLICIES["completion"], [draw.choice(held.get_option_range(row)) for row in range(len(jobs))]
+    )
     rows = draw.sample(range(len(jobs)), 3)
     for _ in range(12):
         row, before = draw.choice(rows), current.simulated
-        moves = {row: draw.choice(held.options_of(row))}
+        moves = {row: draw.choice(held.get_option_range(row))}
         score, changed = current.try_moves(moves)
         assert current.simulated - before == sum(len(line.jobs) for line in changed.values())
         anew = Assignment(held, current.policy, [moves.get(one, way) for one, way in enumerate(current.option)])
@@ -194,7 +200,9 @@ def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
         peak, sums = max(part[0] for part in parts), np.sum([part[1] for part in parts], axis=0)
         return tuple(sums) if peak == -math.inf else (sums[0], peak, *sums[1:])
 
-    return min(score(plan) for plan in itertools.product(*(held.options_of(row) for row in range(len(held.weight)))))
+    return min(
+        score(plan) for plan in itertools.product(*(held.get_option_range(row) for row in range(len(held.weight))))
+    )
 
 
 @pytest.mark.parametrize("queues", [15, pytest.param(50, marks=pytest.mark.long)])
@@ -205,7 +213,7 @@ def test_the_plan_is_close_to_the_best_there_is(policy: str, queues: int) -> Non
     for seed in range(queues):
         problem = small(seed)
         held = build_columns(check_problem(problem)[0])
-        if math.prod(len(held.options_of(row)) for row in range(len(held.weight))) > MOST_PLANS:
+        if math.prod(len(held.get_option_range(row)) for row in range(len(held.weight))) > MOST_PLANS:
             continue
         plan, best = solve(problem, policy), best_of_all(held, policy)
         deciding = POLICIES[policy].deciding
@@ -265,7 +273,7 @@ def test_no_plan_is_below_the_bound_that_knows_the_order(seed: int) -> None:
                 is_running=is_running, present=(ways[0].pool, ways[0].gpus) if is_running else None)
         )  # fmt: skip
     held = build_columns(check_problem(QueueProblem(tuple(jobs), pools))[0])
-    plans = list(itertools.product(*(held.options_of(row) for row in range(len(held.weight)))))
+    plans = list(itertools.product(*(held.get_option_range(row) for row in range(len(held.weight)))))
     several = [
         Assignment(held, POLICIES["completion"], list(plan)) for plan in draw.sample(plans, min(len(plans), 300))
     ]

@@ -19,7 +19,7 @@ from test_queue_cli import batch_job, kueue, planned, shown, training_job, writt
 from tilecast import shipped
 from tilecast.cli import main
 from tilecast.planner import ranges
-from tilecast.planner.entries import PoolEnd, enter_job, list_planned_entries, list_waiting_ends
+from tilecast.planner.entries import PoolEnd, forecast_submitted_job, list_planned_entries, list_waiting_ends
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, mark_as_running
 from tilecast.planner.solver import QueueSolution, solve
 from tilecast.planner.totals import build_report
@@ -70,10 +70,10 @@ def at(one: QueuedJob, end: str) -> QueuedJob:
 def test_the_entry_of_one_more_job_is_its_place_in_a_plan_of_all_others_as_they_are(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "shipped_common", lambda: 1.0)
+    monkeypatch.setattr(ranges, "shipped_common_share", lambda: 1.0)
     problem, new = drawn(random.Random(seed))  # noqa: S311
     solution = solve(problem, effort=2000, is_bounded=False)
-    others, submitted = fixed(solution), enter_job(solution, new)
+    others, submitted = fixed(solution), forecast_submitted_job(solution, new)
     assert submitted.refusal is None and submitted.entries
     assert [entry.finish_s for entry in submitted.entries] == sorted(entry.finish_s for entry in submitted.entries)
     best = dict[str, float]()
@@ -123,7 +123,7 @@ def test_own_errors_of_the_jobs_ahead_cancel_and_the_common_part_stays() -> None
     queue = QueueProblem(
         tuple(job(f"j{i}", *ways, arrival_s=float(-9 + i)) for i in range(9)), (PoolCapacity("a", 1, 1),)
     )
-    solution, common = solve(queue), ranges.shipped_common()
+    solution, common = solve(queue), ranges.shipped_common_share()
     for place, entry in enumerate(list_planned_entries(solution)):
         share = math.sqrt(common**2 + (1 - common**2) / max(place, 1))
         assert entry.start_s == pytest.approx(10.0 * place)
@@ -141,10 +141,10 @@ def test_the_common_part_states_its_source(monkeypatch: pytest.MonkeyPatch, requ
     table = shipped.read_table("tilecast.planner", "ranges.toml")
     del table["starts"]["source"]
     monkeypatch.setattr(shipped, "read_table", lambda package, name: table)
-    request.addfinalizer(ranges.shipped_common.cache_clear)
-    ranges.shipped_common.cache_clear()
+    request.addfinalizer(ranges.shipped_common_share.cache_clear)
+    ranges.shipped_common_share.cache_clear()
     with pytest.raises(SpecError, match=r"^ranges\.toml: starts\.common: has no source; write "):
-        ranges.shipped_common()
+        ranges.shipped_common_share()
 
 
 def test_priority_and_a_free_order_decide_the_turn_of_one_more_job() -> None:
@@ -152,17 +152,17 @@ def test_priority_and_a_free_order_decide_the_turn_of_one_more_job() -> None:
     queue = QueueProblem(tuple(job(f"j{i}", option("a", 1, 10.0 + i), arrival_s=-i) for i in range(3)), pools)
     new = job("new", option("a", 1, 1.0))
     kueue_order, free = solve(queue), solve(queue, order="free")
-    assert enter_job(kueue_order, new).entries[0].start_s == pytest.approx(33.0)
-    assert enter_job(free, new).entries[0].start_s == 0.0
-    urgent = enter_job(kueue_order, replace(new, priority=1)).entries[0]
+    assert forecast_submitted_job(kueue_order, new).entries[0].start_s == pytest.approx(33.0)
+    assert forecast_submitted_job(free, new).entries[0].start_s == 0.0
+    urgent = forecast_submitted_job(kueue_order, replace(new, priority=1)).entries[0]
     assert (urgent.start_s, urgent.delayed) == (0.0, 3)
-    heavy = enter_job(free, job("new", option("a", 1, 10.5))).entries[0]
+    heavy = forecast_submitted_job(free, job("new", option("a", 1, 10.5))).entries[0]
     assert (heavy.start_s, heavy.delayed) == (10.0, 2)
 
 
 def test_a_job_that_no_pool_can_run_says_why() -> None:
     queue = QueueProblem((job("j", option("a", 1, 1.0)),), (PoolCapacity("a", 1, 1),))
-    submitted = enter_job(solve(queue), job("new", option("a", 4, 1.0)))
+    submitted = forecast_submitted_job(solve(queue), job("new", option("a", 4, 1.0)))
     assert submitted.entries == () and submitted.refusal is not None
     assert "no place for 4 GPUs" in submitted.refusal.problem
 
@@ -223,16 +223,16 @@ def test_one_more_job_says_on_which_pools_it_ends_after_its_deadline() -> None:
     pools = PoolCapacity("a", 1, 1), PoolCapacity("b", 1, 1)
     solution = solve(QueueProblem((job("j", option("a", 1, 10.0), arrival_s=-1.0),), pools))
     ways = option("a", 1, 2.0), option("b", 1, 8.0)
-    free = enter_job(solution, job("new", *ways))
+    free = forecast_submitted_job(solution, job("new", *ways))
     assert [entry.late_s for entry in free.entries] == [None, None] and free.late is None
-    early = enter_job(solution, job("new", *ways, deadline_s=8.0))
+    early = forecast_submitted_job(solution, job("new", *ways, deadline_s=8.0))
     assert [(entry.option.pool, entry.late_s) for entry in early.entries] == [("b", 0.0), ("a", 4.0)]
     assert early.late is None
-    late = enter_job(solution, job("new", *ways, deadline_s=5.0))
+    late = forecast_submitted_job(solution, job("new", *ways, deadline_s=5.0))
     assert [entry.late_s for entry in late.entries] == [3.0, 7.0]
     assert late.late is not None and (late.late.late_s, late.late.latest_start_s) == (3.0, 3.0)
     horizon = solve(replace(solution.columns.problem, horizon_s=5.0))
-    assert [entry.late_s for entry in enter_job(horizon, job("new", *ways)).entries] == [3.0, 7.0]
+    assert [entry.late_s for entry in forecast_submitted_job(horizon, job("new", *ways)).entries] == [3.0, 7.0]
 
 
 @pytest.mark.parametrize("is_alone", [True, False])

@@ -21,7 +21,7 @@ from tilecast import jobs
 from tilecast.api import crds
 from tilecast.api.status import TrainingJobStatus
 from tilecast.spec import SpecError
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers import estimates, run_limits
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
@@ -103,7 +103,7 @@ async def test_the_workload_of_a_waiting_job_says_when_it_starts_and_how_long_it
     assert not any(limit in text for text in store.written for limit in LIMITS)
 
 
-def described(running: Assembly, name: str) -> dict[str, str]:
+def described(running: OperatorParts, name: str) -> dict[str, str]:
     """Return the annotations that say what the plan has of a job."""
     place = running.planned.get_position(Key("Job", "default", name))
     if place is None or place.run_seconds is None:
@@ -118,7 +118,7 @@ def described(running: Assembly, name: str) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def estimating(store: WritingStore, names: Sequence[str], **settings: Any) -> AsyncIterator[Assembly]:
+async def estimating(store: WritingStore, names: Sequence[str], **settings: Any) -> AsyncIterator[OperatorParts]:
     """Run an operator for waiting jobs that have Workloads."""
     for name in names:
         store.workload(waiting(store, name))
@@ -138,7 +138,7 @@ async def test_a_workload_that_cannot_be_written_keeps_no_other_job_from_its_est
         assert annotations_of(store, "j0") == {}
         del store.failing["j0"]
         if isinstance(error, NotLeaderError):
-            running.runtime.take_over(())
+            running.runtime.queue_all_keys(())
         await until(lambda: annotations_of(store, "j0").keys() == KEYS, "the last, whose position is the same")
 
 
@@ -154,7 +154,7 @@ async def test_a_position_with_the_same_estimates_costs_no_request() -> None:
     store, names = WritingStore(), ["a", "b", "c"]
     async with estimating(store, names) as running:
         await until(lambda: all(annotations_of(store, name).keys() == KEYS for name in names), "the estimates")
-        await until(lambda: not running.runtime.backlog("Estimate"), "the queue")
+        await until(lambda: not running.runtime.count_backlog("Estimate"), "the queue")
         await asyncio.sleep(0.05)
         lists, written = store.lists, len(store.written)
         assert running.estimates is not None
@@ -229,7 +229,7 @@ def limit_of(store: JobStore, name: str) -> tuple[str | None, str | None]:
     return metadata["labels"].get(jobs.RUN_LIMIT_LABEL), metadata["annotations"].get(jobs.RUN_LIMIT)
 
 
-def change(store: JobStore, running: Assembly, name: str, part: str, key: str, value: str | None) -> None:
+def change(store: JobStore, running: OperatorParts, name: str, part: str, key: str, value: str | None) -> None:
     """Set or remove a label or an annotation of a job, as its owner would."""
     document = copy.deepcopy(store.now(name))
     document["metadata"][part].pop(key, None)

@@ -26,7 +26,7 @@ from tilecast.planner import solver
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, UnplannedJob
 from tilecast.planner.totals import build_report as totals
 from tilecast_operator import queue_rows
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
@@ -58,7 +58,7 @@ def training(name: str, steps: int | None = 20_000, annotations: dict[str, str] 
 
 
 @asynccontextmanager
-async def planning(store: Store, every_node: Sequence[Any] = NODES, **settings: Any) -> AsyncIterator[Assembly]:
+async def planning(store: Store, every_node: Sequence[Any] = NODES, **settings: Any) -> AsyncIterator[OperatorParts]:
     """Run an operator that plans the queue of a store, by a clock that stands still."""
     store.clock_s = store.clock_s or NOW_S
     async with operator(store, advise, every_node, **{**QUEUE, **settings}) as running:
@@ -268,7 +268,7 @@ async def test_a_failure_of_the_solver_keeps_nobody_from_advice(monkeypatch: pyt
         async with asyncio.timeout(30):
             while "status" not in store.objects[f"{JOBS}/a"]:
                 await asyncio.sleep(0.02)
-        assert running.unhealthy() is None
+        assert running.find_health_problem() is None
     assert store.objects[f"{JOBS}/a"]["status"]["summary"]["pool"] == "h100-sxm"
 
 
@@ -451,7 +451,7 @@ def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:
     assert (pool.name, pool.held_gpus, pool.quotas) == ("t4", 8, {"all": 4})
 
 
-def kueue(running: Assembly, reserved: int = 0) -> None:
+def kueue(running: OperatorParts, reserved: int = 0) -> None:
     """Show two flavors; others reserve `reserved` of the second one's eight GPUs."""
     quotas = {"first-t4": ("Tesla-T4", 8), "second-h100": (H100, 8)}
     for name, (product, _) in quotas.items():

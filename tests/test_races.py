@@ -22,7 +22,7 @@ from tilecast.learning.calibration import Calibration, Correction
 from tilecast.spec import SpecError
 from tilecast_operator import advisor
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers.capacity import CAPACITY_HOLDS
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
@@ -183,7 +183,7 @@ async def test_many_jobs_do_not_each_try_to_load_a_model_that_cannot_be_read() -
             while not tries or running.runtime.queue.find_stalled_s():
                 await asyncio.sleep(0.01)
         assert len(tries) == 1
-        assert "cannot be read" in str(running.unready())
+        assert "cannot be read" in str(running.find_readiness_problem())
 
 
 @pytest.mark.parametrize("taken", ["conditions", "summary"])
@@ -314,7 +314,7 @@ async def test_a_flood_of_tokens_does_not_reach_the_api_server() -> None:
             return {"status": {"authenticated": False}}
 
     asked, go_on = list[str](), asyncio.Event()
-    running = Assembly(Settings(), Slow(), Metrics(), on_first_pool)
+    running = OperatorParts(Settings(), Slow(), Metrics(), on_first_pool)
     flood = [asyncio.create_task(running.observations.put("default", "a", f"t{n}", b"")) for n in range(200)]
     await asyncio.sleep(0.05)
     assert len(asked) == MAX_UNKNOWN

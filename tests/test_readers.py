@@ -478,7 +478,7 @@ def test_contradictions_to_slurm_are_refused(tmp_path: Path, text: str, field: s
 
 
 def test_a_command_may_begin_with_srun() -> None:
-    found = readers.read_words(f"srun -N 2 --ntasks-per-node=1 {GPT}".split())
+    found = readers.read_words(f"srun -N 2 --ntasks-per-node=1 {NNODES_2}".split())
     assert (found.plan_text(), found.gpus, found.gpus_per_node) == ("dp=8,tp=2,mb=1", 16, 8)
     found = readers.read_words(f"srun -N 2 --gres=gpu:8 --ntasks-per-node 8 python {PLAIN}".split())
     assert (found.plan_text(), found.gpus) == ("dp=8,tp=2,mb=1", 16)

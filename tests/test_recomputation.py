@@ -210,12 +210,12 @@ def test_layers_are_those_of_each_stage() -> None:
 
 
 def test_the_search_tries_policies_that_the_framework_and_the_model_have() -> None:
-    assert search.recomputations(DEEPSEEK) == (
+    assert search.list_searched_recomputations(DEEPSEEK) == (
         *CHECKPOINTING, "layernorm+moe_act", "layernorm+mla_up_proj+moe_act",
     )  # fmt: skip
-    assert search.recomputations(MIXTRAL) == (*CHECKPOINTING, "layernorm+moe_act")
-    assert search.recomputations(LLAMA) == CHECKPOINTING
-    assert search.recomputations(replace(MIXTRAL, framework="torchtitan")) == CHECKPOINTING
+    assert search.list_searched_recomputations(MIXTRAL) == (*CHECKPOINTING, "layernorm+moe_act")
+    assert search.list_searched_recomputations(LLAMA) == CHECKPOINTING
+    assert search.list_searched_recomputations(replace(MIXTRAL, framework="torchtitan")) == CHECKPOINTING
     codes = {*np.unique(search.enumerate_plans(MIXTRAL, POOL).checkpointing).tolist()}
     assert codes == {0, 1, 2, encode_modules("layernorm+moe_act")}
     stated = replace(MIXTRAL, checkpointing="moe")

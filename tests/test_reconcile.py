@@ -295,7 +295,7 @@ async def test_nothing_is_written_down_from_half_a_list() -> None:
     async with operator(store, nodes=[node("n1")], discovery=True) as running:
         for index in range(2, 8):
             await asyncio.sleep(0.03)
-            assert store.writes == [] and running.unready() is not None
+            assert store.writes == [] and running.find_readiness_problem() is not None
             running.cache.put_object(node(f"n{index}"))
         await settled(running)
         assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
@@ -309,9 +309,9 @@ async def test_nodes_that_nobody_counts_are_all_there_after_a_pause() -> None:
     timings = replace(TIMINGS, first_list_uncounted_s=0.2)
     async with operator(store, timings=timings, node_selector="gpu=true") as running:
         await asyncio.sleep(0.1)
-        assert running.unready() is not None
+        assert running.find_readiness_problem() is not None
         await settled(running)
-        assert running.unready() is None
+        assert running.find_readiness_problem() is None
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
 
@@ -321,13 +321,13 @@ async def test_a_store_that_went_back_is_noticed_at_the_next_look_though_the_cou
     store.counts = {"/api/v1/nodes": page}
     async with operator(store, watch_check_s=0.02) as running:
         await settled(running)
-        assert running.unhealthy() is None
+        assert running.find_health_problem() is None
         page["metadata"] = {"resourceVersion": "905"}
         await asyncio.sleep(0.2)
-        assert running.unhealthy() is None
+        assert running.find_health_problem() is None
         page["metadata"] = {"resourceVersion": "41"}
         async with asyncio.timeout(60):
-            while (text := running.unhealthy()) is None:
+            while (text := running.find_health_problem()) is None:
                 await asyncio.sleep(0.01)
         assert text.startswith("the store of nodes was restored: it is at 41, and was at 90")
 
@@ -501,10 +501,12 @@ async def test_a_watch_that_lost_objects_is_unhealthy() -> None:
     store.counts[jobs_path] = {"metadata": {"continue": "x", "remainingItemCount": 1}, "items": [{}]}
     async with operator(store, watch_check_s=0.01, stall_s=0.05) as running:
         await asyncio.sleep(0.3)
-        assert running.unhealthy() == ("the watch of trainingjobs is stale: the API server has 2 objects, 1 were seen")
+        assert running.find_health_problem() == (
+            "the watch of trainingjobs is stale: the API server has 2 objects, 1 were seen"
+        )
         store.counts[jobs_path] = {"metadata": {}, "items": [{}]}
         await asyncio.sleep(0.1)
-        assert running.unhealthy() is None
+        assert running.find_health_problem() is None
 
 
 def pool_at(price: float, name: str = "h100-sxm") -> Pool:

@@ -77,9 +77,9 @@ class HeldJobs:
         assert (uid, resource_version) == ("p", "1")
         return self.policies.pop(path)
 
-    async def release(self, policy: str = "", *, is_dry: bool = False, selector: str = "") -> release.Release:
+    async def release(self, policy: str = "", *, is_dry: bool = False, selector: str = "") -> release.JobRelease:
         selected = LabelSelector.from_json(selector, "selector")
-        work = release.Release(self, self.lines.append, is_dry=is_dry, selector=selected, pause_s=0.0)  # type: ignore[arg-type]
+        work = release.JobRelease(self, self.lines.append, is_dry=is_dry, selector=selected, pause_s=0.0)  # type: ignore[arg-type]
         await work.run(policy)
         return work
 

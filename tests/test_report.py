@@ -295,7 +295,7 @@ def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
     metrics.count_advice(advice(), is_changed=True)
     metrics.count_search(advice(), 0.05)
     report = nodes.discover_pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)])
-    metrics.show_pools(report, {"mine": FreeGpus(3, "Pods")})
+    metrics.set_pool_metrics(report, {"mine": FreeGpus(3, "Pods")})
     value = metrics.registry.get_sample_value
     assert value("tilecast_recommendations_total", {"result": "Advised"}) == 1
     assert value("tilecast_recommendation_changes_total", {"reason": "Advised"}) == 1
@@ -303,7 +303,7 @@ def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
     assert value("tilecast_plans_evaluated_total") == 1000
     assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "total"}) == 0
     assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "free"}) == 3
-    metrics.show_pools(nodes.discover_pools([]), {})
+    metrics.set_pool_metrics(nodes.discover_pools([]), {})
     assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "total"}) is None
     names = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     assert all(name.startswith("tilecast_") for name in names)

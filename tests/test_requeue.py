@@ -16,8 +16,16 @@ from existing_jobs import ONE_OF_EACH
 from job_store import H100, JOBS, PLACING, WORKLOADS, JobStore, training_job, until
 from operator_store import TIMINGS, patched, ready
 from test_place import example
-from tilecast.jobs import APPLIED, CHOSEN_LABELS, JOB_KINDS, Placement, compute_changes, read_job, remove_node_choice
-from tilecast_operator.assembly import Assembly
+from tilecast.jobs import (
+    APPLIED,
+    CHOSEN_LABELS,
+    JOB_KINDS,
+    Placement,
+    compute_changes,
+    read_job,
+    remove_advised_selector,
+)
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers import patches
 from tilecast_operator.kube.client import ApiError
 
@@ -31,7 +39,7 @@ LOOKS = {"look_first_s": 0.02, "look_most_s": 0.02, "look_least_s": 0.02}
 serving = partial(job_store.serving, timings=replace(TIMINGS, **LOOKS, requeue_again_s=0.02))
 
 
-def kueue(running: Assembly, quotas: Mapping[str, int], more: Mapping[str, str] | None = None) -> None:
+def kueue(running: OperatorParts, quotas: Mapping[str, int], more: Mapping[str, str] | None = None) -> None:
     """Show a queue with one flavor for each product of GPUs; `more` are labels of each flavor."""
     for product in quotas:
         spec = {"nodeLabels": {PRODUCT: product, **(more or {})}}
@@ -68,7 +76,7 @@ def wants(*products: str) -> list[dict[str, Any]]:
     return [{"matchExpressions": [{"key": PRODUCT, "operator": "In", "values": [product]}]} for product in products]
 
 
-async def placed(store: JobStore, running: Assembly, **changed: Any) -> None:
+async def placed(store: JobStore, running: OperatorParts, **changed: Any) -> None:
     """Wait until a job is placed on H100 and released to Kueue, which has yet to decide."""
     document = store.job("job-kueue")
     pods_of(document).update(changed)
@@ -234,7 +242,7 @@ def test_a_choice_is_taken_out_of_every_kind(name: str, newer: bool) -> None:
     left = read_job(released)
     assert not left.workers[0].node_selector.keys() & put.node_selector.keys()
     assert [pods.node_selector for pods in left.workers] == [
-        pods.node_selector for pods in remove_node_choice(after).workers
+        pods.node_selector for pods in remove_advised_selector(after).workers
     ]
     assert [pods.tolerations for pods in left.workers] == [pods.tolerations for pods in after.workers]
     assert (left.gpus, left.annotations[APPLIED]) == (job.gpus, "Requeued")

@@ -49,8 +49,8 @@ def test_a_searched_schedule_suits_its_plan() -> None:
         some = plans.take(plans.schedule == SCHEDULE_CODES[name])
         assert ((some.virtual_stages >= law.virtual[0]) & (some.virtual_stages <= law.virtual[1])).all()
         assert (some.gradient_accumulation >= law.least_rounds * some.pipeline).all()
-    assert search.abilities("torchtitan").executes(plans).all()
-    assert not search.abilities("megatron").executes(scheduled).any()
+    assert search.find_framework_features("torchtitan").executes(plans).all()
+    assert not search.find_framework_features("megatron").executes(scheduled).any()
 
 
 def test_schedules_change_no_plan_of_1f1b() -> None:
@@ -101,7 +101,7 @@ def test_the_first_rank_of_a_folded_pipeline_holds_both_ends(schedule: Schedule)
     bare = replace(LLAMA, framework=None)
     plans = Plans.from_plans(replace(PLAN, schedule=schedule), replace(PLAN, schedule="interleaved"))
     sharded = zoo.build_sharded_graph(bare, plans)
-    kinds = stages.find_stage_kinds(sharded.graph, plans.pipeline, stages.find_folded(sharded.graph, plans))
+    kinds = stages.find_stage_kinds(sharded.graph, plans.pipeline, stages.is_folded_by_plan(sharded.graph, plans))
     assert kinds.first[:, 0].tolist() == kinds.last[:, 0].tolist()
     assert (kinds.first * kinds.last)[:, 1].max() == 0.0
     embedding, head = 128256 * 4096, 128256 * 4096

@@ -191,20 +191,20 @@ def test_distinct_rows_are_the_distinct_rows(data: st.DataObject) -> None:
 
 def test_columns_with_one_value_are_stored_once_and_taken_as_before() -> None:
     plain = BucketLimits(np.full(5, 2.5), np.arange(5.0))
-    once = plain.with_constants()
+    once = plain.collapse_constants()
     assert once.first.strides == (0,) and once.rest.strides != (0,)
     for rows in (np.array([4, 0, 0, 3, 1, 2]), slice(1, 3), np.array([True, False, True, False, False]), slice(0)):
         taken, expected = once.take(rows), plain.take(rows)
         assert taken.first.tolist() == expected.first.tolist() and taken.rest.tolist() == expected.rest.tolist()
     with pytest.raises(ValueError, match="read-only"):
         once.take(np.array([0, 1])).first[0] = 1.0
-    assert len(plain.take(slice(0)).with_constants().first) == 0
+    assert len(plain.take(slice(0)).collapse_constants().first) == 0
 
 
 def test_a_node_holds_the_most_members_of_a_group_that_fit_and_divide_it() -> None:
     rng = np.random.default_rng(0)
     ranks, inner, gpus = rng.integers(1, 40, 300), rng.choice([1, 2, 3, 4, 8, 16], 300), rng.choice([4, 8, 16, 64], 300)
-    local = placement.communication_group(ranks.astype(float), inner.astype(float), gpus, pool(nodes=8)).local
+    local = placement.build_communication_group(ranks.astype(float), inner.astype(float), gpus, pool(nodes=8)).local
     for size, apart, total, members in zip(ranks.tolist(), inner.tolist(), gpus.tolist(), local.tolist(), strict=True):
         fitting = max(min(total, 8) // apart, 1)
         assert members == max(count for count in range(1, fitting + 1) if size % count == 0)
@@ -284,8 +284,8 @@ def test_a_part_of_a_node_is_a_node_of_that_size() -> None:
     )
     assert set(plans.tensor.tolist()) == {1, 2, 4}
     where, gpus = pool(nodes=2), np.array([3, 8, 12, 16, 20])
-    assert placement.gpus_on_each_node(gpus, where).tolist() == [3, 8, 4, 8, 4]
-    group = placement.communication_group(gpus.astype(float), np.ones(5), gpus, where)
+    assert placement.count_gpus_on_each_node(gpus, where).tolist() == [3, 8, 4, 8, 4]
+    group = placement.build_communication_group(gpus.astype(float), np.ones(5), gpus, where)
     assert group.local.tolist() == [3, 8, 4, 8, 4]
     assert group.node_ranks.tolist() == [3, 8, 8, 8, 8], "halves of a node share its network"
 
@@ -398,7 +398,7 @@ def test_slices_do_not_borrow_the_plans_of_whole_gpus() -> None:
 
 def test_what_fits_is_known_without_pricing_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, where = Workload(zoo.find_preset("llama-2-7b"), 4096, 64), pool("l4")
-    memo.clear_all()
+    memo.clear_all_memos()
     monkeypatch.delattr(kernels, "predict_kernel_times")
     plans = search.find(workload, where)
     assert 0 < plans.fits.sum() < len(plans)
@@ -440,7 +440,7 @@ def test_a_job_inside_an_nvlink_domain_does_not_feel_the_network() -> None:
 def test_a_job_takes_equally_many_whole_nodes_of_each_domain(nodes: int, per_node: int, domain: int) -> None:
     where = rack(40, per_node=per_node, gpus=domain)
     gpus = nodes * per_node
-    taken = int(placement.joined_gpus(np.array([gpus]), where)[0])
+    taken = int(placement.count_joined_gpus(np.array([gpus]), where)[0])
     assert gpus % taken == 0
     assert taken % per_node == 0
     assert per_node <= taken <= max(where.domain, per_node)

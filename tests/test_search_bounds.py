@@ -13,7 +13,7 @@ import pytest
 from operator_store import JOBS, Store, job, operator, ready, settled
 from tilecast import graph, zoo
 from tilecast.advice import Advice, Request, advise, enumeration
-from tilecast.advice.enumeration import job_variants
+from tilecast.advice.enumeration import list_job_variants
 from tilecast.advice.pricing import find_candidates
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -158,7 +158,7 @@ def test_where_there_are_still_too_many_plans_fewer_global_batches_are_tried(mon
 
 def test_global_batches_are_thinned_to_both_ends_and_the_most_factors_of_two() -> None:
     request = Request("a", Workload(zoo.find_preset("gpt2"), 1024, 40), batches=(3, 50))
-    batches = {most: [item.global_batch for item in job_variants(request, pool("a"), most)] for most in (4, 2, 0)}
+    batches = {most: [item.global_batch for item in list_job_variants(request, pool("a"), most)] for most in (4, 2, 0)}
     assert batches == {4: [40, 3, 16, 32, 50], 2: [40, 3, 50], 0: [40]}
 
 

@@ -81,7 +81,7 @@ def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
     advise_and_report(metrics, store, JOBS)
     calibrator = Calibrator(store)
     calibrator.adopt_fit(FittedCalibration.fit(*calibrator.make_fit_arguments()))
-    metrics.show_calibration(calibrator)
+    metrics.set_calibration_metrics(calibrator)
     for _ in range(SCRAPES):
         count(metrics)
     full = count(metrics)
@@ -90,7 +90,7 @@ def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
     for item in store.list_all_runs():
         store.drop_run(item.uid)
     calibrator.adopt_fit(FittedCalibration.fit(*calibrator.make_fit_arguments()))
-    metrics.show_calibration(calibrator)
+    metrics.set_calibration_metrics(calibrator)
     count(metrics)
     assert count(metrics) == empty
 

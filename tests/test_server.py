@@ -42,7 +42,7 @@ async def ignore(*_: object) -> None:
 
 @asynccontextmanager
 async def served(
-    address: server.Address, admit: server.AdmitReport | None = None, take: server.ScoreReport = ignore
+    address: server.ListenAddress, admit: server.AdmitReport | None = None, take: server.ScoreReport = ignore
 ) -> AsyncIterator[server.HttpServer]:
     running = await server.start_server(
         address, Metrics().registry, lambda: None, lambda: None, admit or guard().admit_report, take
@@ -54,14 +54,14 @@ async def served(
 
 
 async def test_one_port_answers_both_families() -> None:
-    async with served(server.Address("::", 0)) as running, aiohttp.ClientSession() as session:
+    async with served(server.ListenAddress("::", 0)) as running, aiohttp.ClientSession() as session:
         for host in ("127.0.0.1", "[::1]"):
             async with session.get(f"http://{host}:{running.port}/healthz") as answer:
                 assert answer.status == 200
 
 
 async def test_a_connection_without_a_request_is_closed_and_one_with_is_not() -> None:
-    async with served(server.Address("127.0.0.1", 0, limits=server.ClientLimits(request_s=0.3))) as running:
+    async with served(server.ListenAddress("127.0.0.1", 0, limits=server.ClientLimits(request_s=0.3))) as running:
         silent = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(50)]
         silent[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n")
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -79,7 +79,7 @@ async def test_a_connection_without_a_request_is_closed_and_one_with_is_not() ->
 async def test_connections_are_bounded_and_those_that_do_nothing_shut_nobody_out() -> None:
     limits = server.ClientLimits(connections=4, closed_at_once=2)
     ask = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
-    async with served(server.Address("127.0.0.1", 0, limits=limits)) as running, asyncio.timeout(20):
+    async with served(server.ListenAddress("127.0.0.1", 0, limits=limits)) as running, asyncio.timeout(20):
         held = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(4)]
         for reader, writer in held[::-1]:
             writer.write(ask)
@@ -97,7 +97,7 @@ async def test_connections_are_bounded_and_those_that_do_nothing_shut_nobody_out
 
 
 async def test_no_connection_whose_request_is_under_way_is_closed() -> None:
-    address = server.Address("127.0.0.1", 0, limits=server.ClientLimits(connections=2))
+    address = server.ListenAddress("127.0.0.1", 0, limits=server.ClientLimits(connections=2))
     answer = asyncio.Event()
 
     async def slowly(*_: object) -> None:
@@ -131,7 +131,7 @@ async def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
     limits = server.ClientLimits(renew_s=0.05, served_after_s=0.5)
     files = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
     with pytest.raises(SpecError, match="TILECAST_TLS_CERTIFICATE: the certificate cannot be read"):
-        async with served(server.Address("127.0.0.1", 0, *files)):
+        async with served(server.ListenAddress("127.0.0.1", 0, *files)):
             pass
     certificate(tmp_path, "first")
 
@@ -143,7 +143,7 @@ async def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
         writer.close()
         return shown_value
 
-    async with served(server.Address("127.0.0.1", 0, *files, limits)) as running:
+    async with served(server.ListenAddress("127.0.0.1", 0, *files, limits)) as running:
         first = await shown(running.port)
         (tmp_path / "tls.key").write_text("half of a key")
         await asyncio.sleep(0.2)
@@ -227,7 +227,7 @@ def test_reports_of_one_client_at_a_time_are_bounded() -> None:
 
 async def test_a_limited_client_is_asked_to_wait() -> None:
     async with (
-        served(server.Address("127.0.0.1", 0), guard(0.1).admit_report) as running,
+        served(server.ListenAddress("127.0.0.1", 0), guard(0.1).admit_report) as running,
         aiohttp.ClientSession() as session,
     ):
         url = f"http://127.0.0.1:{running.port}/observations/team/a"
@@ -298,7 +298,7 @@ async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before() -> None:
     honest = token(signature=TRUE)
     async with (
         asyncio.timeout(120),
-        served(server.Address("127.0.0.1", 0), guarding.admit_report, take) as running,
+        served(server.ListenAddress("127.0.0.1", 0), guarding.admit_report, take) as running,
         aiohttp.ClientSession() as session,
     ):
         answers.append(await put(session, running.port, honest))

@@ -10,7 +10,7 @@ import pytest
 from operator_store import POOLS, Store, job, operator, settled
 from tilecast.spec import SpecError
 from tilecast_operator import settings as settings_module
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.selector import LabelSelector
 
 FIELD = "TILECAST_NAMESPACE_SELECTOR"
@@ -72,7 +72,7 @@ class NamespaceStore(Store):
         return "status" in self.objects[self.path(namespace, name)]
 
 
-def namespace(running: Assembly, name: str, version: int, **labels: str) -> None:
+def namespace(running: OperatorParts, name: str, version: int, **labels: str) -> None:
     metadata = {"name": name, "uid": name, "resourceVersion": str(version), "labels": labels}
     running.cache.put_object({"kind": "Namespace", "metadata": metadata})
 

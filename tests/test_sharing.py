@@ -36,7 +36,7 @@ GPUS = ["a100-40", "a100-80", "h100-sxm"]
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_resnet_18_with_batch_4_gets_a_slice(gpu: str) -> None:
-    shares = sharing.sharing_options(SMALL, pool(gpu))
+    shares = sharing.find_sharing_options(SMALL, pool(gpu))
     assert shares is not None
     assert shares.best is not None
     assert shares.best.kind == "mig"
@@ -53,7 +53,7 @@ def test_resnet_18_with_batch_4_gets_a_slice(gpu: str) -> None:
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_llama_7b_does_not(gpu: str) -> None:
-    assert sharing.sharing_options(LARGE, pool(gpu)) is None
+    assert sharing.find_sharing_options(LARGE, pool(gpu)) is None
     advice = advise(Request("large", LARGE, constraints=Constraints(allow_sharing=True)), [pool(gpu)])
     assert advice.best is not None
     assert advice.sharing is None
@@ -62,11 +62,11 @@ def test_llama_7b_does_not(gpu: str) -> None:
 
 def test_a_job_that_fills_a_gpu_is_left_alone_unless_cost_counts() -> None:
     busy = Workload(zoo.find_preset("gpt2"), 1024, 8, "bf16")
-    shares = sharing.sharing_options(busy, pool("h100-sxm"))
+    shares = sharing.find_sharing_options(busy, pool("h100-sxm"))
     assert shares is not None
     assert shares.options
     assert shares.best is None
-    cheap = sharing.sharing_options(busy, pool("h100-sxm"), "cost")
+    cheap = sharing.find_sharing_options(busy, pool("h100-sxm"), "cost")
     assert cheap is not None
     assert cheap.best is not None
     assert cheap.best.slowdown > sharing.MAX_SLOWDOWN
@@ -74,7 +74,7 @@ def test_a_job_that_fills_a_gpu_is_left_alone_unless_cost_counts() -> None:
 
 
 def test_gpus_without_slices_are_shared() -> None:
-    shares = sharing.sharing_options(replace(SMALL, precision="fp16"), pool("t4"))
+    shares = sharing.find_sharing_options(replace(SMALL, precision="fp16"), pool("t4"))
     assert shares is not None
     assert shares.best is not None
     assert shares.best.kind in ("mps", "timeSlicing")
@@ -92,7 +92,7 @@ def test_gpus_without_slices_are_shared() -> None:
 def test_no_part_beats_the_whole_and_all_widen_the_range(gpu: str, name: str, batch: int) -> None:
     model = zoo.find_preset(name)
     workload = Workload(model, 256 if model.vocab else 1, batch, "bf16")
-    shares = sharing.sharing_options(workload, pool(gpu))
+    shares = sharing.find_sharing_options(workload, pool(gpu))
     assert shares is not None
     for option in shares.options:
         assert option.step_s >= shares.whole_s

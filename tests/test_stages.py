@@ -15,7 +15,7 @@ from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.launch_options.options_table import OptionTable
-from tilecast.layout import SCHEDULES, count_end_layers, count_virtual_stage_end_layers, parse_layout, split_layers
+from tilecast.layout import SCHEDULES, choose_end_layers, count_virtual_stage_end_layers, parse_layout, split_layers
 from tilecast.render.launch import write_launch
 from tilecast.render.launch.setting import LaunchSetting
 from tilecast.spec import PartialPlan, Plan, Plans, Schedule, SpecError, Workload
@@ -35,7 +35,7 @@ def test_stages_hold_all_layers(layers: int, pipeline: int, ends: bool) -> None:
     split = split_layers(layers, pipeline, counts_ends=ends)
     assert len(split) == pipeline
     assert sum(split) == layers
-    if ends and count_end_layers(layers, pipeline):
+    if ends and choose_end_layers(layers, pipeline):
         assert max(split) - min(split) <= 1
         assert split[-1] == max(split) - 1
 
@@ -197,7 +197,7 @@ def test_a_stated_layout_gives_each_rank_its_pieces() -> None:
     )
     plans = Plans.from_plans(Plan(pipeline=16, virtual_stages=2, gradient_accumulation=32))
     sharded = zoo.build_sharded_graph(workload, plans)
-    kinds = stages.find_stage_kinds(sharded.graph, plans.pipeline, stages.find_folded(sharded.graph, plans))
+    kinds = stages.find_stage_kinds(sharded.graph, plans.pipeline, stages.is_folded_by_plan(sharded.graph, plans))
     layers = kinds.layers.sum(axis=0)[:, 0]
     # The first rank has three dense layers and two with experts, the last one two and the loss.
     assert layers[kinds.first[:, 0] == 1.0].tolist() == [5.0] * int(kinds.first.sum())

@@ -48,9 +48,9 @@ class LeasedJobs(HeldJobs):
             raise ApiError(404, "not found")
         return self.lease
 
-    async def release_if_stale(self) -> release.Release:
+    async def release_if_stale(self) -> release.JobRelease:
         lease = StaleLease(self, PLACE, **QUICK)  # type: ignore[arg-type]
-        work = release.Release(self, self.lines.append, lease=lease, pause_s=0.0)  # type: ignore[arg-type]
+        work = release.JobRelease(self, self.lines.append, lease=lease, pause_s=0.0)  # type: ignore[arg-type]
         await lease.wait_until_stale(AFTER_S)
         await work.run()
         return work
@@ -112,7 +112,7 @@ async def test_a_leader_that_comes_back_ends_it_before_the_next_job() -> None:
     cluster.renew(datetime.now(UTC))
     lease = StaleLease(cluster, PLACE, **QUICK)  # type: ignore[arg-type]
     await lease.wait_until_stale(AFTER_S)
-    work = release.Release(cluster, cluster.lines.append, lease=lease, pause_s=0.0)  # type: ignore[arg-type]
+    work = release.JobRelease(cluster, cluster.lines.append, lease=lease, pause_s=0.0)  # type: ignore[arg-type]
     cluster.on_look = lambda: cluster.renew(datetime.now(UTC)) if cluster.patches else None
     with pytest.raises(LeaderLivesError):
         await work.run()

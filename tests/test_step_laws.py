@@ -13,9 +13,9 @@ from tilecast.graph import KernelTable, Op
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step
-from tilecast.step.blocks import corrections, kernel_seconds, launch_host
+from tilecast.step.blocks import correction_factors, find_launch_mode, kernel_seconds
 from tilecast.step.passes import MicroBatch
-from tilecast.step.replicas import sync_seconds
+from tilecast.step.replicas import fullest_stage_sync_seconds
 from tilecast.step.weights import (
     HeldWeights,
     hook_seconds,
@@ -68,7 +68,7 @@ def test_one_faster_link_slows_no_step_down(name: str, plan: Plan) -> None:
     ],
 )
 def test_a_static_graph_launches_without_python(facts: dict[str, str], name: str) -> None:
-    assert launch_host(replace(JOB, **facts)) == name
+    assert find_launch_mode(replace(JOB, **facts)) == name
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
         caps, units = overlap.BucketLimits.single_bucket(1), np.ones(1)
         sharded = zoo.build_sharded_graph(own, plans)
         whole = HeldWeights.from_plans(own, sharded, plans)
-        seconds[name] = sync_seconds(
+        seconds[name] = fullest_stage_sync_seconds(
             own, sharded, whole, plans, where, caps, units, constants.shipped_constants()
         ).updated_s[0]
     layered = zoo.build_sharded_graph(job, plans).layer_parameter_fraction(plans)[0]
@@ -331,7 +331,7 @@ def test_cublas_runs_measured_fp8_products_faster_than_cutlass() -> None:
         job = Workload(zoo.find_preset("gpt2-xl"), 1024, 8, precision=precision, framework=framework)  # type: ignore[arg-type]
         op = Op("product", KernelTable.from_dimensions("gemm", precision, batch=1, m=4096, n=4096, k=4096))
         times = kernels.predict_kernel_times(op.table, find_gpu(gpu))
-        return {name: float(value[0]) for name, value in corrections(job, op, times, np.arange(1)).items()}
+        return {name: float(value[0]) for name, value in correction_factors(job, op, times, np.arange(1)).items()}
 
     assert 0.5 < corrected("h100-sxm", "nemo")["fp8.cublas"] < 1
     for gpu, framework, precision in (
@@ -350,6 +350,6 @@ def test_the_slower_of_power_and_addresses_bounds_a_convolution() -> None:
         gpu = gpu if limited else replace(gpu, sustained_ratio=dict.fromkeys(gpu.sustained_ratio, 1.0))
         op = Op("convolution", KernelTable.from_dimensions("conv", "fp16", **dims))
         times = kernels.predict_kernel_times(op.table, gpu)
-        factors[limited] = float(corrections(job, op, times, np.arange(1))["implicit.convolution"][0])
+        factors[limited] = float(correction_factors(job, op, times, np.arange(1))["implicit.convolution"][0])
     assert 1.0 <= factors[True] < factors[False]
     assert factors[True] == pytest.approx(max(1.0, factors[False] * find_gpu("b200").sustained_ratio["fp16"]))

@@ -21,7 +21,7 @@ from tilecast.advice import Advice, Request, advise
 from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, MODE
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.times import format_time
@@ -215,12 +215,12 @@ def targeted() -> JobStore:
     return store
 
 
-def operating(store: JobStore) -> AbstractAsyncContextManager[Assembly]:
+def operating(store: JobStore) -> AbstractAsyncContextManager[OperatorParts]:
     return operator(store, advise, [node(f"n{number}") for number in range(4)], jobs=True)
 
 
 async def shown(
-    running: Assembly, store: JobStore, holds: Callable[[dict[str, Any]], object], what: str
+    running: OperatorParts, store: JobStore, holds: Callable[[dict[str, Any]], object], what: str
 ) -> dict[str, Any]:
     """Show the operator the store's objects until `holds` is true of the TrainingJob's status, and return that."""
     for _ in range(300):
@@ -411,7 +411,7 @@ async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing() -> None:
         every = [item["message"] for item in store.events.values() if item["involvedObject"]["name"] == "a"]
         return [text for text in every if "QueueNotFound" in text]
 
-    def add_queue(running: Assembly, queue: str) -> None:
+    def add_queue(running: OperatorParts, queue: str) -> None:
         metadata = {"name": queue, "namespace": "default"}
         running.cache.put_object({"kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "none"}})
 

@@ -130,7 +130,7 @@ l4        no           tp8
 3 do not run as they are
 llama ends 5min late
 """
-    painted = screen.paint(text, _Terminal())
+    painted = screen.color_text(text, _Terminal())
     assert re.sub(r"\x1b\[[\d;]*m", "", painted) == text
     assert re.findall(r"\x1b\[([1-9][\d;]*)m([^\x1b]*)", painted) == [
         ("33", "! the network is assumed"),
@@ -144,7 +144,7 @@ llama ends 5min late
         ("31", "do not run"),
         ("31", "llama ends 5min late"),
     ]
-    assert screen.paint(text, io.StringIO()) == text
+    assert screen.color_text(text, io.StringIO()) == text
 
 
 def test_an_error_stands_on_a_clean_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

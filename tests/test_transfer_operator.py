@@ -14,7 +14,7 @@ from test_targets import operating, shown, targeted, train_job
 from tilecast.advice import advise
 from tilecast.api.status import Alternative, Condition, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.objectives import OBJECTIVES, ObjectiveRecord, Quantity
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.observed.calibrator import MeasuredForecast
 from tilecast_operator.observed.reports import CompleteForecast, StepReport, StepWindow
 from tilecast_operator.observed.run_store import name_template
@@ -25,13 +25,13 @@ from tilecast_operator.report.job_status import ConditionContent
 NODES = (node("n1"), node("n2", "NVIDIA-A100-SXM4-80GB"))
 
 
-async def advised(running: Assembly, store: SharedStore, space: str, name: str, batch: int = 16) -> dict[str, Any]:
+async def advised(running: OperatorParts, store: SharedStore, space: str, name: str, batch: int = 16) -> dict[str, Any]:
     store.add(space, name, batch)
     await until(running, store, lambda: store.status(space, name).get("recommendation"))
     return store.status(space, name)
 
 
-async def report(running: Assembly, space: str, name: str, seconds: float, **fields: Any) -> None:
+async def report(running: OperatorParts, space: str, name: str, seconds: float, **fields: Any) -> None:
     await running.observations.put(space, name, f"{space}@n1", body(stepSeconds=seconds, **fields))
 
 

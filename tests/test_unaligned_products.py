@@ -11,7 +11,7 @@ from tilecast import kernels, zoo
 from tilecast.constants import shipped_constants
 from tilecast.hardware import find_gpu
 from tilecast.spec import Execution, Framework, Plan, Plans, Precision, Workload
-from tilecast.step.blocks import corrections
+from tilecast.step.blocks import correction_factors
 
 ALIGNED, PAIRS, ODD = 50304, 50258, 50257
 
@@ -34,7 +34,7 @@ def factors(
     times = kernels.predict_kernel_times(table, find_gpu(gpu))
     ops = [op for block in sharded.graph.blocks for op in block.ops]
     found = [
-        corrections(workload, op, times, index).get("alignment.unaligned", np.ones(1))
+        correction_factors(workload, op, times, index).get("alignment.unaligned", np.ones(1))
         for op, index in zip(ops, rows, strict=True)
         if op.name.startswith("head.logits") and op.table.kind[0] == 0
     ]
@@ -72,6 +72,6 @@ def test_unaligned_rate_is_that_of_the_constant() -> None:
     times = kernels.predict_kernel_times(table, gpu)
     ops = [op for block in sharded.graph.blocks for op in block.ops]
     op, index = next((op, index) for op, index in zip(ops, rows, strict=True) if op.name == "head.logits")
-    seconds = times.seconds[index] * corrections(workload, op, times, index)["alignment.unaligned"]
+    seconds = times.seconds[index] * correction_factors(workload, op, times, index)["alignment.unaligned"]
     flops = 2.0 * 16 * 1024 * ODD * 768
     assert flops / seconds[0] / gpu.sm_count / gpu.boost_clock_hz == pytest.approx(known)

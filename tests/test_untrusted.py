@@ -86,11 +86,11 @@ def test_text_that_is_no_json_is_never_taken_for_shallow() -> None:
 
 def test_what_lies_too_deep_is_cut_and_the_rest_stays() -> None:
     value = json.loads('{"kept":{"a":[1,"x"]},"deep":' + deep(70) + "}")
-    assert untrusted.empty_below_depth(value) is value
+    assert untrusted.empty_containers_below(value) is value
     assert json.dumps(value, separators=(",", ":")) == '{"kept":{"a":[1,"x"]},"deep":' + "[" * 64 + "]" * 64 + "}"
     fine = json.loads(deep(64))
-    assert untrusted.empty_below_depth(fine) == json.loads(deep(64))
-    assert untrusted.empty_below_depth("text") == "text"
+    assert untrusted.empty_containers_below(fine) == json.loads(deep(64))
+    assert untrusted.empty_containers_below("text") == "text"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def main() -> None:
     """Print the file."""
     print("# What transformers fills in where a `config.json` leaves out a key that the tables of `types/` read: the")
     print(f"# defaults of the classes of transformers {transformers.__version__}, written by tools/config_defaults.py.")
-    for kind in huggingface.supported_types():
+    for kind in huggingface.list_supported_types():
         if kind not in transformers.CONFIG_MAPPING:
             continue
         known = dict(stated(transformers.CONFIG_MAPPING[kind]))

@@ -29,7 +29,7 @@ def run_operator(skew_s: float, patience: float, prelude: str) -> None:
         time.time = lambda: true_time() + skew_s
     usual = ControllerDelays()
     longer = replace(usual, decide_s=usual.decide_s * patience, plan_s=usual.plan_s * patience)
-    assembly.Assembly = partial(assembly.Assembly, timings=longer)  # type: ignore[misc, assignment]
+    assembly.OperatorParts = partial(assembly.OperatorParts, timings=longer)  # type: ignore[misc, assignment]
     runpy.run_module("kopf", run_name="__main__", alter_sys=True)
 
 

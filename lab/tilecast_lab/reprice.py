@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast.validate import Track, without_progress
+from tilecast.validate import Track, iterate_without_progress
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import read_table
 from tilecast.validate.scores import absolute_errors, read_measured_seconds
@@ -90,7 +90,7 @@ def reprice(
     rows: Sequence[Row],
     committed: Mapping[str, float | None],
     graphs: Graphs | None = None,
-    track: Track = without_progress,
+    track: Track = iterate_without_progress,
 ) -> dict[str, RepricedRow]:
     """Forecast rows, and return committed forecasts and those of today.
 
@@ -143,7 +143,9 @@ def _median_error(pairs: Sequence[tuple[float | None, float | None]]) -> float:
     return float(np.median(absolute_errors(*both.T))) if len(both) else float("nan")
 
 
-def run(data: Path, *, write: bool, graphs: Graphs | None = None, track: Track = without_progress) -> tuple[str, bool]:
+def run(
+    data: Path, *, write: bool, graphs: Graphs | None = None, track: Track = iterate_without_progress
+) -> tuple[str, bool]:
     """Compare all forecasts with the committed ones, and accept them with `write`.
 
     Returns:

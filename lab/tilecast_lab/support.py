@@ -18,7 +18,7 @@ import numpy as np
 
 from tilecast import hardware
 from tilecast.spec import SpecError
-from tilecast.validate import Track, without_progress
+from tilecast.validate import Track, iterate_without_progress
 from tilecast.validate.cells import Row
 from tilecast.validate.scores import has_trusted_step, name_gpu_count_range, read_measured_seconds
 from tilecast_lab.validate.residuals import source_of
@@ -62,7 +62,7 @@ class MeasuredStep:
     is_in_range: bool
 
 
-def read_steps(rows: Sequence[Row], track: Track = without_progress) -> list[MeasuredStep]:
+def read_steps(rows: Sequence[Row], track: Track = iterate_without_progress) -> list[MeasuredStep]:
     """Return the rows that have a trusted measurement and a forecast.
 
     Raises:
@@ -245,7 +245,7 @@ autocast with FP32 weights.
 {matrix}"""
 
 
-def write_page(rows: Sequence[Row], docs: Path = DOCS, track: Track = without_progress) -> None:
+def write_page(rows: Sequence[Row], docs: Path = DOCS, track: Track = iterate_without_progress) -> None:
     """Write the page and its pictures into a folder of documentation."""
     steps = read_steps(rows, track)
     figures = docs / "figures"

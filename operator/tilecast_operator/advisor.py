@@ -124,7 +124,7 @@ class Advisor:
         self.versions, self.facts = PoolVersions(numbers), describe_pools(report.pools)
         self._report, self._of_namespace = report, of_namespace
 
-    def over_budget(self) -> Mapping[str, float]:
+    def find_namespaces_over_budget(self) -> Mapping[str, float]:
         """Return the namespaces over their budget of search time, each with its seconds in the last minute."""
         return self._searches.turns.find_namespaces_over_budget()
 
@@ -134,7 +134,7 @@ class Advisor:
 
     async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in a thread at once, without waiting for a permit, and return its result."""
-        call = partial(contextvars.copy_context().run, self._journal.call_noted, function)
+        call = partial(contextvars.copy_context().run, self._journal.call_recorded, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     async def warm_up(self) -> None:
@@ -146,7 +146,7 @@ class Advisor:
         if self.problem is None:
             return
         try:
-            await self._searches.run_search(*_make_small_job())
+            await self._searches.run_search(*_make_warm_up_job())
         except SearchInterruptedError as error:
             self.problem = f"a search of one small job {error}"
             raise SpecError("TILECAST_SEARCH_PROCESSES", self.problem, "raise the limits of a search") from None
@@ -176,7 +176,7 @@ class Advisor:
         except SpecError as error:
             return SearchInputs(b"", AdviceRefusal("InvalidSpec", str(error)))
         stored: bytes | None = None
-        reference = training_job.model_reference(spec)
+        reference = training_job.find_model_reference(spec)
         if reference is not None:
             config_map = await self._get_config_map(namespace, reference)
             try:
@@ -278,7 +278,9 @@ class Advisor:
         if isinstance(outcome, AdviceRefusal) or incumbent is None or not pools:
             return outcome
         key = (self._make_advice_key(search_inputs), outcome.inputs_hash, incumbent)
-        return await self._compute_once(search_inputs, self._standing, key, _hold_incumbent, outcome, pools, incumbent)
+        return await self._compute_once(
+            search_inputs, self._standing, key, _put_incumbent_first, outcome, pools, incumbent
+        )
 
     async def forecast_running(
         self, search_inputs: SearchInputs, pool: Pool, gpus: int, plan: Plan | PartialPlan | None, **chosen: Any
@@ -339,13 +341,15 @@ class Advisor:
     ) -> Request | AdviceRefusal:
         async with self._readers.acquire(key):
             # A stored graph takes a while to read: it is read beside searches, not behind them.
-            return await _catch_errors(asyncio.to_thread(self._journal.call_noted, self._request_of, "", spec, stored))
+            return await _refuse_on_error(
+                asyncio.to_thread(self._journal.call_recorded, self._request_of, "", spec, stored)
+            )
 
     async def _search_plans(
         self, key: Hashable, search_key: Hashable, request: Request, pools: Sequence[Pool]
     ) -> AdviceOutcome:
         try:
-            answer = await _catch_errors(self._searches.run_search(request, pools, self._on_search, key))
+            answer = await _refuse_on_error(self._searches.run_search(request, pools, self._on_search, key))
         except SearchInterruptedError as error:
             return self._interruptions.add_interruption(search_key, error)
         if isinstance(answer, Advice):
@@ -353,7 +357,7 @@ class Advisor:
         return answer
 
 
-async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | AdviceRefusal:
+async def _refuse_on_error(work: Awaitable[ResultT]) -> ResultT | AdviceRefusal:
     """Return the result of `work`. If it fails, return the refusal of the job. Raise interruptions."""
     try:
         return await work
@@ -366,7 +370,7 @@ async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | AdviceRefusal:
         return decline_failed(error)
 
 
-def _hold_incumbent(outcome: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> AdviceOutcome:
+def _put_incumbent_first(outcome: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> AdviceOutcome:
     """Return the advice outcome with the incumbent first. If the incumbent has no price, return it unchanged."""
     try:
         return keep_incumbent(outcome, pools, incumbent)
@@ -375,7 +379,7 @@ def _hold_incumbent(outcome: Advice, pools: Sequence[Pool], incumbent: Incumbent
         return outcome
 
 
-def _make_small_job() -> tuple[Request, list[Pool]]:
+def _make_warm_up_job() -> tuple[Request, list[Pool]]:
     workload = Workload(model=zoo.find_preset("gpt2"), sequence_length=128, global_batch=1, precision="fp16")
     gpu = find_gpu("t4")
     return Request("warm-up", workload), [Pool("t4", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-10"))]

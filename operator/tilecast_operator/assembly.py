@@ -14,7 +14,7 @@ from tilecast_operator.controllers.admission import AdmissionController
 from tilecast_operator.controllers.advice_waits import AdviceWaits
 from tilecast_operator.controllers.advisor_client import AdvisorClient
 from tilecast_operator.controllers.capacity import FreeGpuCounter
-from tilecast_operator.controllers.contention import Contention
+from tilecast_operator.controllers.contention import WriteContention
 from tilecast_operator.controllers.destinations import BetterPoolFinder
 from tilecast_operator.controllers.device_use import DeviceUseReader
 from tilecast_operator.controllers.estimates import EstimateWriter
@@ -73,7 +73,7 @@ ALTERNATIVES = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
 DEFAULT_TIMINGS = ControllerDelays()
 
 
-class Assembly:
+class OperatorParts:
     """All parts of the operator, which run in one event loop.
 
     Args:
@@ -99,8 +99,8 @@ class Assembly:
         self.leadership = leadership = Leadership(is_alone=not settings.lease)
         self.election = _make_election(settings, client, leadership) if settings.lease else None
         client.fence = leadership.require_leadership
-        metrics.show_leadership(leadership.is_leader)
-        leadership.add_listener(metrics.show_leadership)
+        metrics.set_leadership_metric(leadership.is_leader)
+        leadership.add_listener(metrics.set_leadership_metric)
         metrics.holds.set(settings.jobs and settings.place)
         self.journal = journal = Journal(settings.journal, KINDS)
         quarantine = open_quarantine(settings.journal, journal.suspects, clock)
@@ -128,7 +128,7 @@ class Assembly:
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
             NamespaceShard(context, selector)
-        searches = _make_searches(settings, search, metrics, journal)
+        searches = _make_search_runner(settings, search, metrics, journal)
         self.advisor = advisor = Advisor(
             client,
             searches,
@@ -153,7 +153,7 @@ class Assembly:
         self.requests = requests = JobRequestIndex(cache, runtime.add)
         self.devices = DeviceUseReader(context, requests)
         self.planned = planned = QueuePositions(runtime.records, is_on=settings.queue)
-        discovery, contention = ServedApis(client), Contention(context)
+        discovery, contention = ServedApis(client), WriteContention(context)
         job_answers = AdvisorClient(context, advisor, pools, learning)
         advice = JobAdvisor(context, job_answers, requests, planned, contention)
         self.logs = PodLogReader(context, requests, observations, advice)
@@ -213,17 +213,17 @@ class Assembly:
         if is_leading:
             cache = self.cache
             everything = (NODES, *cache.pools, *cache.training_jobs, *cache.jobs)
-            self.runtime.take_over(everything)
+            self.runtime.queue_all_keys(everything)
 
     def set_pod_usage(self, used: Mapping[str, int] | None) -> None:
         """Set the number of GPUs that pods hold, by node. None means unknown."""
         self.capacity.set_pod_usage(used)
 
-    def unhealthy(self) -> str | None:
+    def find_health_problem(self) -> str | None:
         """Return why the process should be restarted, or None."""
-        return self.runtime.unhealthy() or self.lists.find_stale_watch(self.settings.stall_s)
+        return self.runtime.find_health_problem() or self.lists.find_stale_watch(self.settings.stall_s)
 
-    def unready(self) -> str | None:
+    def find_readiness_problem(self) -> str | None:
         """Return why there can be no advice yet, or None."""
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
@@ -236,7 +236,7 @@ def _make_election(settings: Settings, client: Api, leadership: Leadership) -> E
     return Election(client, *lease, leadership)
 
 
-def _make_searches(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> SearchRunner:
+def _make_search_runner(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> SearchRunner:
     limits = SearchLimits(settings.search_s, settings.search_memory_mib)
     searches = SearchRunner(
         search,

@@ -24,7 +24,7 @@ from tilecast.api.base import GROUP
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator import prometheus, recursion, server
-from tilecast_operator.assembly import Assembly
+from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.kube import credentials, kopf_internals
 from tilecast_operator.kube.watch import NodeInformer, WatchDelays
 from tilecast_operator.metrics import Metrics
@@ -66,12 +66,12 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     gc.set_threshold(YOUNG)
     configure_kopf(settings, OWN)
     memo.api = client(OWN.request_timeout_s)
-    memo.operator = operator = Assembly(OWN, memo.api, METRICS, clock=memo.api.clock)
+    memo.operator = operator = OperatorParts(OWN, memo.api, METRICS, clock=memo.api.clock)
     memo.server = await server.start_server(
-        server.Address(OWN.listen_host, OWN.listen_port, OWN.tls_certificate, OWN.tls_key),
+        server.ListenAddress(OWN.listen_host, OWN.listen_port, OWN.tls_certificate, OWN.tls_key),
         operator.metrics.registry,
-        operator.unhealthy,
-        operator.unready,
+        operator.find_health_problem,
+        operator.find_readiness_problem,
         operator.guard.admit_report,
         operator.observations.put,
         operator.relay.forward_report,
@@ -152,7 +152,7 @@ def _record_response(resource: str) -> None:
     METRICS.watched.labels(resource).set_to_current_time()
 
 
-kopf_internals.install_replacements(OWN.relist_s, _record_response, untrusted.empty_below_depth)
+kopf_internals.install_replacements(OWN.relist_s, _record_response, untrusted.empty_containers_below)
 faulthandler.enable()  # a signal that kills the process logs what it interrupts
 recursion.set_recursion_limit()
 

@@ -23,7 +23,7 @@ class QuerySource(Protocol):
     def queries(self) -> Iterable[tuple[Key, str]]:
         """Return the Prometheus query of every job that may have a measured step."""
 
-    async def score_sample(self, key: Key, outcome: Any) -> None:
+    async def record_sample(self, key: Key, outcome: Any) -> None:
         """Record the measured step in the response to a job's query."""
 
 
@@ -43,7 +43,7 @@ async def poll_steps(settings: Settings, observations: QuerySource) -> None:
                         problem = str(answer.get("error", ""))[:200] if isinstance(answer, dict) else ""
                         log.warning("%s: Prometheus refuses its query: %s %s", key, response.status, problem)
                         continue
-                    await observations.score_sample(key, answer)
+                    await observations.record_sample(key, answer)
                 except (*UNREACHABLE, ValueError) as error:
                     log.warning("Prometheus does not answer: %s", error)
                     break

@@ -2,7 +2,7 @@
 
 The API server accepts documents that are nested 10,000 levels deep, and Python parses 1,000 by default. One such
 object, and a watch would never report anything again. Only the JSON parser may meet such depths.
-`untrusted.empty_below_depth` removes deep levels right after it.
+`untrusted.empty_containers_below` removes deep levels right after it.
 """
 
 from __future__ import annotations

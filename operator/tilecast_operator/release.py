@@ -54,7 +54,7 @@ Printer = Callable[[str], object]
 
 
 @dataclass(eq=False)
-class Release:
+class JobRelease:
     """Release of all jobs that wait for Tilecast.
 
     Args:
@@ -187,7 +187,7 @@ class Release:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line that the module's docstring describes."""
-    options = _parser().parse_args(arguments)
+    options = _build_parser().parse_args(arguments)
     try:
         selector = LabelSelector.from_json(options.namespace_selector, "--namespace-selector")
         place = check_lease_name(options.if_stale, "--if-stale")
@@ -196,10 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recursion.set_recursion_limit()
     kwargs: dict[str, Any] = {"settings": kopf.OperatorSettings(), "logger": logging.getLogger("tilecast")}
 
-    async def release() -> Release:
+    async def release() -> JobRelease:
         api = client(REQUEST_S)
         lease = StaleLease(api, place) if place else None
-        work = Release(api, print, is_dry=options.dry_run, selector=selector, lease=lease)
+        work = JobRelease(api, print, is_dry=options.dry_run, selector=selector, lease=lease)
         try:
             api.log_in(lambda: credentials.to_connection(credentials.read_credentials(kwargs)))
             if lease is not None:
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if done.failed else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tilecast_operator.release", description="Let every job go that waits for Tilecast."
     )

@@ -64,9 +64,9 @@ class ReportGuard:
         Raises:
             RefusedReport: the report is not read. The message says why.
         """
-        client = _client_network(address)
+        client = _find_client_network(address)
         try:
-            self._take_allowance(client)
+            self._spend_allowance(client)
             require_token(token, namespace, self.clock())
         except RefusedReport as refused:
             self.on_refusal(refused.outcome)
@@ -79,7 +79,7 @@ class ReportGuard:
             if not self._in_flight[client]:
                 del self._in_flight[client]
 
-    def _take_allowance(self, client: str) -> None:
+    def _spend_allowance(self, client: str) -> None:
         now_s = self.timer()
         left, since_s = self._left.pop(client, (self._most, now_s))
         left = min(self._most, left + (now_s - since_s) * self.rate)
@@ -97,7 +97,7 @@ def _make_rate_error(wait_s: int) -> RefusedReport:
     return RefusedReport("limited", 429, f"this client sends too many reports; report again in {wait_s} s", wait_s)
 
 
-def _client_network(address: str) -> str:
+def _find_client_network(address: str) -> str:
     """Return the IPv4 address, or the /64 network of the IPv6 address, that counts as one client."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])

@@ -136,41 +136,41 @@ class SearchProcess:
     def _wait_until_ready(self) -> None:
         try:
             if not self._is_ready and not self._pipe.poll(BOOT_S):
-                raise self._replace("died", "the process did not start")
+                raise self._replace_process("died", "the process did not start")
             if not self._is_ready:
                 self._pipe.recv_bytes()
             self._is_ready = True
         except (EOFError, OSError):
-            raise self._replace("died", f"the process ended as it started, {self._describe_exit()}") from None
+            raise self._replace_process("died", f"the process ended as it started, {self._describe_exit()}") from None
 
     def _call(self, data: bytes, limit_s: float) -> Any:
         self._is_used, killed = True, control_group.count_oom_kills(control_group.ROOT)
         try:
             self._pipe.send_bytes(data)
             if not self._pipe.poll(max(0.0, limit_s)):
-                raise self._replace("timeout", f"took longer than {self._limits.seconds:g} s")
+                raise self._replace_process("timeout", f"took longer than {self._limits.seconds:g} s")
             result = self._pipe.recv_bytes()
         except (EOFError, OSError):
-            raise self._replace_ended(killed) from None
+            raise self._replace_ended_process(killed) from None
         is_raised, value = pickles.load(result, ())
         if is_raised:
             raise value
         return value
 
-    def _replace_ended(self, killed: int) -> SearchInterruptedError:
+    def _replace_ended_process(self, killed: int) -> SearchInterruptedError:
         ended = self._describe_exit()
         if self._process.exitcode == OUT_OF_MEMORY:
-            return self._replace("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
+            return self._replace_process("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
         if control_group.count_oom_kills(control_group.ROOT) > killed:
-            return self._replace("memory", "needed more memory than the container has left")
-        return self._replace("died", f"ended its process, {ended}")
+            return self._replace_process("memory", "needed more memory than the container has left")
+        return self._replace_process("died", f"ended its process, {ended}")
 
     def _describe_exit(self) -> str:
         self._process.join(5.0)
         status = self._process.exitcode
         return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
-    def _replace(self, cause: Cause, text: str) -> SearchInterruptedError:
+    def _replace_process(self, cause: Cause, text: str) -> SearchInterruptedError:
         """Replace the process by a new one. Return the error that gives the cause."""
         self._process.kill()
         self._process.join()

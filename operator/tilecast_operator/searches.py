@@ -65,7 +65,7 @@ class SearchRunner:
         self._journal = journal or Journal("", ())
         self._executor = ThreadPoolExecutor(processes or threads, "search")
         self._is_stopped = False
-        search, limits = partial(_pickle_advice, advise), limits or SearchLimits()
+        search, limits = partial(_search_and_pickle, advise), limits or SearchLimits()
         if processes and (shortage := control_group.describe_memory_shortage(limits.memory_mib, control_group.ROOT)):
             log.warning("%s", shortage)
         self._processes = [SearchProcess(search, limits, restarted) for _ in range(processes)]
@@ -138,7 +138,7 @@ class SearchRunner:
         self._began[search] = time.monotonic()
         try:
             if not self._processes:
-                return self._journal.call_noted(_time_advice, self._advise, request, pools)
+                return self._journal.call_recorded(_search_and_time, self._advise, request, pools)
             process = self._idle.get()
             try:
                 data = process.call_function(request, pools)
@@ -150,12 +150,12 @@ class SearchRunner:
             del self._began[search]
 
 
-def _pickle_advice(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
+def _search_and_pickle(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
     """Return a pickle of the advice and the search's seconds, without request and pools."""
-    return pickles.dump(_time_advice(advise, request, pools), (request, *pools))
+    return pickles.dump(_search_and_time(advise, request, pools), (request, *pools))
 
 
-def _time_advice(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
+def _search_and_time(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
     """Search, and return the advice and the search's seconds."""
     began = time.monotonic()
     advice = advise(request, pools)

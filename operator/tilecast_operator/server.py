@@ -64,7 +64,7 @@ class ClientLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """Address on which to listen, with host, port, TLS files and limits on clients."""
 
     host: str
@@ -77,7 +77,7 @@ class Address:
 class HttpServer:
     """HTTP server that serves until `cleanup` is called."""
 
-    def __init__(self, runner: web.AppRunner, address: Address) -> None:
+    def __init__(self, runner: web.AppRunner, address: ListenAddress) -> None:
         self._runner = runner
         self._address, self._limits = address, address.limits
         self._unused: set[asyncio.BaseProtocol] = set()
@@ -93,7 +93,7 @@ class HttpServer:
         return 0 if self._server is None else int(self._server.sockets[0].getsockname()[1])
 
     @web.middleware
-    async def track_use(
+    async def handle_as_used(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Handle a request, with its connection marked as in use."""
@@ -194,23 +194,23 @@ class _RefusingProtocol(asyncio.Protocol):
         transport.close()
 
 
-async def _respond_empty(_: web.Request, __: bytes) -> None:
+async def _forward_nothing(_: web.Request, __: bytes) -> None:
     """Return None, which means that this replica handles the report itself."""
 
 
-def _remote_address(request: web.Request) -> str:
+def _get_remote_address(request: web.Request) -> str:
     return request.remote or ""
 
 
 async def start_server(
-    address: Address,
+    address: ListenAddress,
     registry: CollectorRegistry,
     find_health_problem: Check,
     find_readiness_problem: Check,
     admit_report: AdmitReport,
     compare_report: ScoreReport,
-    forward_report: ForwardReport = _respond_empty,
-    find_client_address: FindClientAddress = _remote_address,
+    forward_report: ForwardReport = _forward_nothing,
+    find_client_address: FindClientAddress = _get_remote_address,
 ) -> HttpServer:
     """Start a server. It serves until its `cleanup()` is called."""
 
@@ -246,7 +246,7 @@ async def start_server(
     application.router.add_get("/readyz", _make_probe_handler(find_readiness_problem))
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S)
     server = HttpServer(runner, address)
-    application.middlewares.append(server.track_use)
+    application.middlewares.append(server.handle_as_used)
     await runner.setup()
     await server.start()
     return server

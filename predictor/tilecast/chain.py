@@ -16,7 +16,7 @@ integers: sums are exact, and equal beginnings compare as equal. If more than `M
 those with the smallest bounds are kept. The smallest bound among the others limits how far from the optimum the answer
 can be.
 
-`cheapest` and `cut` are the entry points.
+`find_cheapest_path` and `find_stage_starts` are the entry points.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Path:
     bound: float
 
 
-def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
+def price_strategies(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
     """Return two arrays of shape (...): cost in seconds and memory in bytes of paths with strategies (..., N)."""
     links = np.arange(strategies.shape[-1])
     changes = chain.change[links[:-1], strategies[..., :-1], strategies[..., 1:]].sum(-1)
@@ -70,16 +70,16 @@ def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
     return chain.cost[links, strategies].sum(-1) + changes, memory
 
 
-def cheapest(chain: Chain, limit_s: float = np.inf) -> Path | None:
+def find_cheapest_path(chain: Chain, limit_s: float = np.inf) -> Path | None:
     """Return the cheapest path that fits and costs less than `limit_s` seconds. Return None if no path does."""
     whole = _IntegerChain.from_chain(chain)
     limit = limit_s * PICO
-    best: _Solution | None = None
+    best: _PathSolution | None = None
     open_parts: list[tuple[float, float, _IntegerChain]] = []
     byte_price = 0.0
     for cap in np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])[::-1]:
         part = whole.with_workspace_limit(int(cap))
-        if part is None or part.solve_relaxed(byte_price)[0] >= limit:
+        if part is None or part.solve_lagrangian_relaxation(byte_price)[0] >= limit:
             continue
         bound, byte_price, known = part.solve_dual()
         if known.cost < limit:
@@ -91,19 +91,19 @@ def cheapest(chain: Chain, limit_s: float = np.inf) -> Path | None:
     least = limit
     for bound, byte_price, part in open_parts:
         if bound < limit:
-            better, dropped = part.search_labels(byte_price, limit)
+            better, dropped = part.search_by_label_setting(byte_price, limit)
             least = min(least, dropped)
             if better is not None and better.cost < limit:
                 best, limit = better, better.cost
     if best is None:
         return None
-    cost, memory = price(chain, best.strategies)
+    cost, memory = price_strategies(chain, best.strategies)
     cost_s = float(cost)
     return Path(best.strategies, cost_s, float(memory), min(cost_s, least / PICO))
 
 
 @dataclass(frozen=True, slots=True)
-class _Solution:
+class _PathSolution:
     """A path and its cost in picoseconds."""
 
     strategies: Ints
@@ -146,7 +146,7 @@ class _IntegerChain:
         lean = np.where(allowed, self.memory, _FORBIDDEN).min(axis=1)
         return part if allowed.any(axis=1).all() and lean.sum() <= part.budget else None
 
-    def solve_relaxed(self, byte_price: float) -> tuple[float, _Solution, int]:
+    def solve_lagrangian_relaxation(self, byte_price: float) -> tuple[float, _PathSolution, int]:
         """Find the cheapest path by Viterbi's algorithm, with a price in picoseconds for each byte instead of a budget.
 
         Returns:
@@ -164,7 +164,7 @@ class _IntegerChain:
         for link in range(len(node) - 1, 0, -1):
             path[link - 1] = back[link, path[link]]
         cost, memory = self.sum_path(path)
-        return float(value.min()) - byte_price * self.budget, _Solution(path, cost), memory
+        return float(value.min()) - byte_price * self.budget, _PathSolution(path, cost), memory
 
     def sum_path(self, path: Ints) -> tuple[int, int]:
         """Return the picoseconds and the bytes of a path, (N,)."""
@@ -172,24 +172,24 @@ class _IntegerChain:
         cost = self.cost[links, path].sum() + self.change[links[:-1], path[:-1], path[1:]].sum()
         return int(cost), int(self.memory[links, path].sum())
 
-    def solve_dual(self) -> tuple[float, float, _Solution]:
+    def solve_dual(self) -> tuple[float, float, _PathSolution]:
         """Return the best lower bound in picoseconds, the byte price that gives it, and a path that fits the budget.
 
         Two paths, one over the budget and one within it, are points (memory, cost). The slope between them is the next
         byte price, and the best path at this price replaces one of them. The search ends when no path lies below the
         line.
         """
-        bound, rich, rich_bytes = self.solve_relaxed(0.0)
+        bound, rich, rich_bytes = self.solve_lagrangian_relaxation(0.0)
         if rich_bytes <= self.budget:
             return bound, 0.0, rich
         lean_path = np.where(self.allowed, self.memory, _FORBIDDEN).argmin(axis=1)
         lean_cost, lean_bytes = self.sum_path(lean_path)
-        lean = _Solution(lean_path, lean_cost)
+        lean = _PathSolution(lean_path, lean_cost)
         byte_price = 0.0
         while lean.cost > rich.cost:
             slope = (lean.cost - rich.cost) / (rich_bytes - lean_bytes)
             line = rich.cost + slope * (rich_bytes - self.budget)
-            value, middle, middle_bytes = self.solve_relaxed(slope)
+            value, middle, middle_bytes = self.solve_lagrangian_relaxation(slope)
             if value > bound:
                 bound, byte_price = value, slope
             if value >= line - 1 - 1e-12 * abs(line):
@@ -198,9 +198,9 @@ class _IntegerChain:
                 lean, lean_bytes = middle, middle_bytes
             else:
                 rich, rich_bytes = middle, middle_bytes
-        return bound, byte_price, self._cross_paths(rich, lean)
+        return bound, byte_price, self._splice_paths(rich, lean)
 
-    def _cross_paths(self, rich: _Solution, lean: _Solution) -> _Solution:
+    def _splice_paths(self, rich: _PathSolution, lean: _PathSolution) -> _PathSolution:
         """Return the cheapest path within the budget that starts like one of two paths and ends like the other."""
         best = lean
         for one, other in ((rich, lean), (lean, rich)):
@@ -208,10 +208,10 @@ class _IntegerChain:
                 path = np.concatenate([one.strategies[:link], other.strategies[link:]])
                 cost, memory = self.sum_path(path)
                 if memory <= self.budget and cost < best.cost:
-                    best = _Solution(path, cost)
+                    best = _PathSolution(path, cost)
         return best
 
-    def search_labels(self, byte_price: float, known: float) -> tuple[_Solution | None, float]:
+    def search_by_label_setting(self, byte_price: float, known: float) -> tuple[_PathSolution | None, float]:
         """Return the cheapest path that fits and costs less than `known`, and the smallest bound of the dropped labels.
 
         Costs are in picoseconds. The path is None if there is none. The bound is infinite if `MOST_LABELS` dropped no
@@ -255,7 +255,7 @@ class _IntegerChain:
         path = np.zeros(count, np.int64)
         for link in range(count - 1, -1, -1):
             path[link], row = chosen[link][row], parents[link][row]
-        return _Solution(path, total), dropped
+        return _PathSolution(path, total), dropped
 
 
 def _select_undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray[np.intp]:
@@ -269,7 +269,7 @@ def _select_undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray
     return np.sort(order[shifted < before])
 
 
-def cut(cost: Floats, fits: npt.NDArray[np.bool_], stages: int) -> Ints | None:
+def find_stage_starts(cost: Floats, fits: npt.NDArray[np.bool_], stages: int) -> Ints | None:
     """Return the first link of each stage, (stages,), so that the costliest stage costs least, or None if nothing fits.
 
     It uses dynamic programming over the last cut: best(k, i) is the minimum over j < i of the larger one of best(k - 1,

@@ -75,7 +75,7 @@ def diagnose_step(workload: Workload, plan: Plan, pool: Pool, measured_s: float)
         "launch": known.host,
     }
     suspects = [
-        _suspect_line(line, parts[line], parts[line] + measured_s - total, width)
+        _build_suspect(line, parts[line], parts[line] + measured_s - total, width)
         for line, width in own.items()
         if parts[line]
     ]
@@ -87,11 +87,11 @@ def diagnose_step(workload: Workload, plan: Plan, pool: Pool, measured_s: float)
         lower_s=lower,
         upper_s=upper,
         suspects=tuple(sorted(suspects, key=lambda one: (one.standard_errors, one.line))),
-        unstated=_suspect_line(UNSTATED, total, measured_s, unstated),
+        unstated=_build_suspect(UNSTATED, total, measured_s, unstated),
     )
 
 
-def _suspect_line(line: str, forecast_s: float, needed_s: float, half_width: float) -> Suspect:
+def _build_suspect(line: str, forecast_s: float, needed_s: float, half_width: float) -> Suspect:
     apart = math.inf
     if needed_s > 0:
         logarithm = abs(math.log(needed_s / forecast_s))

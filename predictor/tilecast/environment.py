@@ -12,4 +12,4 @@ def apply_environment(environment: Mapping[str, str]) -> None:
     """Use the links and the utilization model that environment variables name, or else the shipped ones."""
     hardware.set_link_folder(environment.get(hardware.LINKS, ""))
     model, sha256 = environment.get(utilization.MODEL, ""), environment.get(utilization.MODEL_SHA256, "")
-    utilization.use_model(model, sha256.strip().lower())
+    utilization.set_default_model(model, sha256.strip().lower())

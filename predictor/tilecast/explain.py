@@ -180,7 +180,7 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
     inputs = StepInputs.from_plans(sharded, plans, pool)
     steps = step.Steps.from_plans(workload, plans, inputs, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
     whole, copied = steps.held.values, steps.copied_s.values[plans.zero_stage[0]]
-    gathers = int(weights.gathers_per_micro_batch(workload, plans)[0])
+    gathers = int(weights.count_gathers_per_micro_batch(workload, plans)[0])
     wire = held * frameworks.gradient_bytes(workload) if workload.training and plan.data * plan.context > 1 else [0.0]
     return Explanation(
         gpu=pool.gpu,
@@ -192,15 +192,15 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
         sums_whole_gradients=bool(frameworks.sums_whole_gradients(workload, plans)[0]),
         gathers=gathers,
         gathered_bytes=float((whole.parameters * whole.gathered_bytes)[0]) if gathers else 0.0,
-        syncs=_gradient_syncs(workload, plans, sharded, pool),
+        syncs=_forecast_gradient_syncs(workload, plans, sharded, pool),
         model_flops=model_flops,
         mfu=model_flops / (plan.gpus * pool.gpu.peak(workload.precision) * step_s),
         copied_s=float(copied[0]) * plan.pipeline,
-        sums=_step_sums(steps, plans, copied),
+        sums=_build_step_sums(steps, plans, copied),
     )
 
 
-def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> StepSums:
+def _build_step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> StepSums:
     times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
     waited, correction = float(steps.straggler.values[0]), float(times.correction[0])
     micro, boundary_s = steps.micro.values, steps.boundary_s.values
@@ -223,12 +223,16 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 )  # fmt: skip
 
 
-def _gradient_syncs(workload: Workload, plans: Plans, sharded: ShardedGraph, pool: Pool) -> tuple[SyncForecast, ...]:
+def _forecast_gradient_syncs(
+    workload: Workload, plans: Plans, sharded: ShardedGraph, pool: Pool
+) -> tuple[SyncForecast, ...]:
     """Return the plan's forecast for each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
     priced, inputs = blocks.kernel_seconds(workload, sharded, pool.gpu), StepInputs.from_plans(sharded, plans, pool)
-    nodes = int(placement.communication_group(plans.replicas, plans.tensor.astype(float), plans.gpus, pool).nodes[0])
+    nodes = int(
+        placement.build_communication_group(plans.replicas, plans.tensor.astype(float), plans.gpus, pool).nodes[0]
+    )
     servers, own = workload.parameter_servers or nodes, (workload.gradient_sync, workload.server_updates)
     syncs = []
     for way, updates in sorted(_WAYS, key=lambda one: one != own):
@@ -243,11 +247,11 @@ def _gradient_syncs(workload: Workload, plans: Plans, sharded: ShardedGraph, poo
     return tuple(syncs)
 
 
-def _graph_operators(graph: Graph) -> list[tuple[Block, Op]]:
+def _list_operators_with_blocks(graph: Graph) -> list[tuple[Block, Op]]:
     return [(block, op) for block in graph.blocks for op in block.ops]
 
 
-def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: ShardedGraph, block: Block, op: Op) -> float:
+def _count_runs_per_micro_batch(workload: Workload, plan: Plan, sharded: ShardedGraph, block: Block, op: Op) -> float:
     """Return the number of runs of an operator in a micro-batch, recomputation included.
 
     A recomputed operator runs twice. An operator of which a share is recomputed counts 1 plus that share.
@@ -255,7 +259,7 @@ def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: ShardedGraph,
     if op.phase == "backward" or not workload.training or not any(block is layer for layer in sharded.graph.layers):
         return 1
     if modules := split_modules(plan.checkpointing):
-        named = blocks.modules_of(workload, op).intersection(modules, block.freed_bytes)
+        named = blocks.list_operator_modules(workload, op).intersection(modules, block.freed_bytes)
         return 1 + (bool(named) and is_repeated_in_full(workload, op.name))
     shares = {"full": 1.0, "selective": blocks.recomputed_fraction(workload)(op), "none": 0.0}
     layers = float(zoo.recomputed_layer_fraction(workload, sharded, Plans.from_plans(plan))[0])
@@ -273,13 +277,13 @@ def _price_operators(
     graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
     corrected: dict[tuple[str, Phase, int], dict[str, float]] = {}
-    for (block, op), index in zip(_graph_operators(graph), rows, strict=True):
-        passes = block.repeat * _runs_per_micro_batch(workload, plan, sharded, block, op)
+    for (block, op), index in zip(_list_operators_with_blocks(graph), rows, strict=True):
+        passes = block.repeat * _count_runs_per_micro_batch(workload, plan, sharded, block, op)
         key = (op.name, op.phase, int(index[shard]))
         count, seconds = runs.get(key, (0.0, 0.0))
         spent_s = passes * float(blocks.operator_seconds(workload, op, times, index)[shard])
         runs[key] = (count + passes * op.count, seconds + spent_s)
-        factors = blocks.corrections(workload, op, times, index[shard : shard + 1])
+        factors = blocks.correction_factors(workload, op, times, index[shard : shard + 1])
         corrected[key] = {word: float(value[0]) for word, value in factors.items()}
     table, tiling = times.table, times.tiling()
     flops, moved = table.flops(), table.bytes()

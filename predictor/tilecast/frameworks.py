@@ -46,7 +46,7 @@ class AttentionChoice:
     most: float = np.inf
     """Largest compute capability."""
 
-    def is_tried_at(self, compute_capability: float) -> bool:
+    def is_tried_on(self, compute_capability: float) -> bool:
         """Return whether a framework tries the library on GPUs of a compute capability."""
         return self.least <= compute_capability <= self.most
 
@@ -250,12 +250,12 @@ class Framework:
         return np.asarray(np.isin(plans.zero_stage, self.sized_stages) | (plans.data * plans.context == 1))
 
     @property
-    def gradients_stage(self) -> int:
+    def gradient_sharding_stage(self) -> int:
         """Lowest ZeRO stage at which a rank keeps and sums only its part of the gradients."""
         return 2 if self.shards_gradients else 3
 
     @property
-    def fused_accumulation(self) -> bool:
+    def has_fused_accumulation(self) -> bool:
         """Whether the product that computes a weight's gradient also adds it to the accumulated gradient."""
         return self.wgrad_placeholders
 
@@ -286,7 +286,7 @@ def has_fused_kernels(workload: Workload) -> bool:
     return find_framework(workload).fused_kernels if stated is None else stated
 
 
-def attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
+def list_attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
     """Return the libraries of fused attention that a workload's framework tries, in its order.
 
     A job may name one library. With XLA, the libraries are those that XLA runs for JAX. For hand-written kernels
@@ -309,7 +309,7 @@ def gradient_bytes(workload: Workload) -> float:
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 
-def shares_frozen_weights(workload: Workload) -> bool:
+def can_shard_frozen_weights(workload: Workload) -> bool:
     """Return whether ranks can shard frozen weights (ZeRO 2 and 3). bitsandbytes cannot shard INT8 weights."""
     return workload.frozen_bits != 8
 
@@ -336,7 +336,7 @@ def keeps_gathered_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.b
     return np.asarray((plans.zero_stage >= 3) & sums_whole_gradients(workload, plans))
 
 
-def holds_fp8_weights_only(workload: Workload) -> bool:
+def has_only_fp8_weights(workload: Workload) -> bool:
     """Return whether an FP8 or MXFP8 job has no 16-bit copy of its layers' weights.
 
     The framework decides. Without a framework, it is true with hand-written kernels, which are Transformer Engine's as
@@ -365,7 +365,7 @@ _TUPLES = (
 """Properties that are lists."""
 
 
-def name_versions(framework: str) -> str:
+def find_versioned_product(framework: str) -> str:
     """Return the product by whose versions a framework is identified, such as "PyTorch"."""
     return str(TABLES[framework]["version"]["of"])
 
@@ -375,7 +375,7 @@ def assumed_version(framework: str) -> str:
     return str(TABLES[framework]["version"]["assumed"])
 
 
-def first_version(framework: str, precision: str) -> str | None:
+def find_first_version(framework: str, precision: str) -> str | None:
     """Return the first version of a framework that supports a precision, or None if every version does."""
     found = TABLES[framework]["version"].get("brought", {}).get(precision)
     return None if found is None else str(found)
@@ -399,23 +399,23 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _changes_until(name: str, version: str | None) -> list[Mapping[str, Any]]:
+def _list_changes_until(name: str, version: str | None) -> list[Mapping[str, Any]]:
     """Return all changes of a framework up to a version. If `version` is None, use the assumed version."""
     stated = parse_version(TABLES[name]["version"]["assumed"] if version is None else version)
     return [change for change in TABLES[name].get("since", ()) if parse_version(change["version"]) <= stated]
 
 
-def _cells_at(name: str, version: str | None) -> dict[str, Any]:
+def _get_properties_at(name: str, version: str | None) -> dict[str, Any]:
     """Return the properties of a framework at a version. If `version` is None, use the assumed version."""
-    changes = _changes_until(name, version)
+    changes = _list_changes_until(name, version)
     return dict(item for part in (TABLES[name], *changes) for item in part.get("cells", {}).items())
 
 
 def _find_engine_version(name: str, version: str | None) -> str | None:
     """Return the version of the engine that a framework's version includes. None means the engine's assumed version."""
-    if name_versions(name) == name_versions(TABLES[name].get("engine", name)):
+    if find_versioned_product(name) == find_versioned_product(TABLES[name].get("engine", name)):
         return version
-    return next((change["engine"] for change in _changes_until(name, version)[::-1] if "engine" in change), None)
+    return next((change["engine"] for change in _list_changes_until(name, version)[::-1] if "engine" in change), None)
 
 
 @cache
@@ -426,11 +426,13 @@ def read_framework(name: str, version: str | None = None) -> Framework:
         SpecError: the text is no version.
     """
     engine = TABLES[name].get("engine", name)
-    cells = _cells_at(UNSET, version if name_versions(name) == name_versions(UNSET) else None)
+    cells = _get_properties_at(
+        UNSET, version if find_versioned_product(name) == find_versioned_product(UNSET) else None
+    )
     if name != UNSET:
-        cells |= _cells_at(engine, _find_engine_version(name, version))
+        cells |= _get_properties_at(engine, _find_engine_version(name, version))
         if engine != name:
-            cells |= _cells_at(name, version)
+            cells |= _get_properties_at(name, version)
     values = {cell: cells[cell][0] for cell in _CELLS}
     values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses", "schedules")}
     values |= {cell: tuple(values[cell]) for cell in _TUPLES}
@@ -454,11 +456,11 @@ def find_framework(workload: Workload) -> Framework:
     if not (workload.is_mixed and workload.training):
         return read_framework(name, workload.framework_version)
     recipe = workload.weights, workload.gradient_precision, workload.moment_precision
-    return _with_recipe(name, workload.framework_version, *recipe)
+    return _with_job_precisions(name, workload.framework_version, *recipe)
 
 
 @cache
-def _with_recipe(
+def _with_job_precisions(
     name: str,
     version: str | None,
     weights: Weights | None,
@@ -492,5 +494,5 @@ def with_framework(workload: Workload, name: FrameworkName) -> Workload:
     The version is kept only if both frameworks are identified by versions of one product, such as PyTorch.
     """
     before = workload.framework
-    keeps = before is not None and name_versions(before) == name_versions(name)
+    keeps = before is not None and find_versioned_product(before) == find_versioned_product(name)
     return replace(workload, framework=name, framework_version=workload.framework_version if keeps else None)

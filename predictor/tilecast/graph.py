@@ -95,7 +95,7 @@ _CONV = (
 )  # fmt: skip
 
 
-def _build_row_kind(
+def _build_rowwise_kernel(
     name: str, forward_flops: float, backward_flops: float, forward_moves: float, backward_moves: float
 ) -> KernelType:
     """Return a kind of kernel that reduces each row of a matrix, such as softmax.
@@ -134,10 +134,10 @@ KINDS: Mapping[str, KernelType] = {
             _attention_bytes,
         ),
         KernelType("conv", _CONV, _conv_flops, _conv_bytes),
-        _build_row_kind("softmax", 5.0, 4.0, 2.0, 3.0),
-        _build_row_kind("layernorm", 8.0, 14.0, 2.0, 3.0),
-        _build_row_kind("rmsnorm", 4.0, 10.0, 2.0, 3.0),
-        _build_row_kind("cross_entropy", 5.0, 3.0, 1.0, 2.0),
+        _build_rowwise_kernel("softmax", 5.0, 4.0, 2.0, 3.0),
+        _build_rowwise_kernel("layernorm", 8.0, 14.0, 2.0, 3.0),
+        _build_rowwise_kernel("rmsnorm", 4.0, 10.0, 2.0, 3.0),
+        _build_rowwise_kernel("cross_entropy", 5.0, 3.0, 1.0, 2.0),
         KernelType(
             "embedding",
             ("rows", "cols", "backward"),
@@ -468,7 +468,7 @@ class Graph:
     def list_repetitions(self) -> tuple[Block, ...]:
         """Return the blocks in the order of a forward pass, with a block that repeats listed once per repetition."""
         layers = (self.layers[place] for place in self.list_layer_indexes())
-        return (*_repeat_blocks(self.first), *layers, *_repeat_blocks(self.last))
+        return (*_expand_repeats(self.first), *layers, *_expand_repeats(self.last))
 
     def list_layer_indexes(self) -> list[int]:
         """Return the index into `layers` of each layer's block, in the order of a forward pass."""
@@ -491,7 +491,7 @@ class Graph:
         return distinct, np.split(inverse, ends[:-1])
 
 
-def _repeat_blocks(blocks: Sequence[Block]) -> list[Block]:
+def _expand_repeats(blocks: Sequence[Block]) -> list[Block]:
     return [block for block in blocks for _ in range(block.repeat)]
 
 

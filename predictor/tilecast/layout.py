@@ -22,7 +22,7 @@ def split_layers(layers: int, pipeline: int, *, counts_ends: bool) -> tuple[int,
     the loss alone does, if that makes the stages equal. Otherwise the first stages are full, and the last stages hold
     the rest or nothing.
     """
-    ends = count_end_layers(layers, pipeline) if counts_ends else 0
+    ends = choose_end_layers(layers, pipeline) if counts_ends else 0
     if ends:
         full = (layers + ends) // pipeline
         return (full - (ends == 2), *(full,) * (pipeline - 2), full - 1)
@@ -31,7 +31,7 @@ def split_layers(layers: int, pipeline: int, *, counts_ends: bool) -> tuple[int,
     return ((full,) * whole + (rest,) + (0,) * pipeline)[:pipeline]
 
 
-def count_end_layers(layers: int, pipeline: int) -> int:
+def choose_end_layers(layers: int, pipeline: int) -> int:
     """Return how many ends must count as layers to make all stages equal: 2 (embedding and loss), 1 (loss) or 0.
 
     Return 0 if the layers alone divide evenly by the stages. Also return 0 if counting the ends does not make the
@@ -50,7 +50,7 @@ def count_virtual_stage_end_layers(layers: int, pipeline: int, virtual: int) -> 
     virtual stages equal, return None.
     """
     # Two stages that divide by themselves stay equal if each loses a layer.
-    ends = {0: 0, count_end_layers(layers, pipeline): 0} | ({2: 0} if pipeline == 2 else {})
+    ends = {0: 0, choose_end_layers(layers, pipeline): 0} | ({2: 0} if pipeline == 2 else {})
     return next((one for one in ends if (layers + one) % (pipeline * virtual) == 0), None)
 
 

@@ -1,4 +1,4 @@
-"""Caches for the results of pure functions. `clear_all` empties all caches at once."""
+"""Caches for the results of pure functions. `clear_all_memos` empties all caches at once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def once(make: Callable[[], Value]) -> Callable[[], Value]:
 _MEMOS: list[Memo[Any]] = []
 
 
-def clear_all() -> None:
+def clear_all_memos() -> None:
     """Empty every `Memo` of the process."""
     for memo in _MEMOS:
         memo.clear()

@@ -34,7 +34,7 @@ from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.layout import list_schedule_costs
 from tilecast.model import Model
-from tilecast.recomputation import FULL, SELECTIVE, names_modules
+from tilecast.recomputation import FULL, SELECTIVE, is_module_set
 from tilecast.spec import (
     ELEMENT_BYTES,
     Columns,
@@ -49,7 +49,7 @@ from tilecast.spec import (
 )
 from tilecast.zoo import ShardedGraph
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.stages import find_folded, find_stage_kinds
+from tilecast.zoo.stages import find_stage_kinds, is_folded_by_plan
 
 Figure = Literal["allocated", "reserved", "device"]
 
@@ -129,7 +129,7 @@ class Footprint:
     def device(self) -> Floats:
         """Bytes in use that the device reports, (n,).
 
-        The GPU must have memory to spare. `stack_bytes` are not included.
+        The GPU must have memory to spare. `thread_stack_bytes` are not included.
         """
         return self.reserved + self.context
 
@@ -165,10 +165,10 @@ def upper_bytes(device: Floats, error: float) -> Floats:
 
 def usable_bytes(gpu: Gpu) -> float:
     """Return the bytes of a GPU's memory that a job can use, without the driver's part and the context's stacks."""
-    return gpu.memory_bytes * constants.shipped_constants().device_memory.usable_share - stack_bytes(gpu)
+    return gpu.memory_bytes * constants.shipped_constants().device_memory.usable_share - thread_stack_bytes(gpu)
 
 
-def stack_bytes(gpu: Gpu) -> float:
+def thread_stack_bytes(gpu: Gpu) -> float:
     """Return the bytes that a CUDA context reserves for thread stacks. A MIG slice reserves its fraction of them."""
     known = constants.shipped_constants()
     return known.device_memory.thread_bytes * known.resident_threads.on_gpu(gpu) * gpu.sm_count
@@ -274,7 +274,7 @@ class FootprintTable:
             gpu: the GPU, or None.
             alike: `plans.distinct_splits()`, which says where the distinct rows are.
         """
-        workload, sharded = _with_largest_images(workload, sharded, some)
+        workload, sharded = _enlarge_images(workload, sharded, some)
         framework = frameworks.find_framework(workload)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
         experts, pipeline = (some.expert, some.expert_tensor), some.pipeline
@@ -288,29 +288,29 @@ class FootprintTable:
         micro = _micro_batch_bytes(workload, sharded.take(activations.first), some.take(activations.first))
         context = context_bytes(workload, some.take(degrees.first), gpu)
         known = constants.shipped_constants().device_memory
-        share = known.varied if _largest_image(workload.model) else known.cached
+        share = known.varied if _find_largest_image_size(workload.model) else known.cached
         cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
         # Late blocks of a convolutional network have most weights, and early ones most activations.
         holds = framework.holds_gradients or zoo.list_recomputation_modes(workload.model) == ("none",)
         frees = framework.weights == "autocast" and workload.is_mixed
         return cls(
-            workload, framework.memory_error, cached, plans, alike, degrees, states.with_constants(), context,
-            activations, micro.with_constants(), holds, frees,
+            workload, framework.memory_error, cached, plans, alike, degrees, states.collapse_constants(), context,
+            activations, micro.collapse_constants(), holds, frees,
             bool(frameworks.keeps_gathered_weights(workload, replace(some, zero_stage=np.full(len(some), 3))).any()),
         )  # fmt: skip
 
     def on_gpu(self, gpu: Gpu) -> FootprintTable:
-        """Return the memory of the same plans on another GPU with equal `reads_both_layouts`."""
+        """Return the memory of the same plans on another GPU with equal `reads_weights_in_both_layouts`."""
         plans = self.plans.take(self.alike.first[self.degrees.first])
         return replace(self, context=context_bytes(self.workload, plans, gpu))
 
-    def context_of(self, rows: slice | Rows) -> Floats:
+    def context_bytes_of(self, rows: slice | Rows) -> Floats:
         """Return the bytes of libraries and communicators of some plans of the table, (k,)."""
         return self.context[self.degrees.index[self.alike.index[rows]]]
 
     def rows(self, rows: slice | Rows, *, updates: bool = True) -> Footprint:
         """Return the memory of some plans at the fullest moment of a step, or only of its passes without `updates`."""
-        return replace(self._evaluate_rows(rows, updates=updates), context=self.context_of(rows))
+        return replace(self._evaluate_rows(rows, updates=updates), context=self.context_bytes_of(rows))
 
     def allocator_bytes(self, rows: slice | Rows) -> tuple[Floats, Floats]:
         """Return `Footprint.least` and `Footprint.reserved` of some plans, (k,) each."""
@@ -388,18 +388,18 @@ class FootprintTable:
         )
 
 
-def _with_largest_images(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Workload, ShardedGraph]:
+def _enlarge_images(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Workload, ShardedGraph]:
     """Return the job and its graph, with all images of the largest size if their size varies.
 
     Memory is that of the largest batch, whereas seconds are those of the average batch.
     """
-    if (sides := _largest_image(workload.model)) is None:
+    if (sides := _find_largest_image_size(workload.model)) is None:
         return workload, sharded
     largest = replace(workload, model=workload.model.with_dimensions(image=sides[0], image_width=sides[1]))
     return largest, zoo.build_sharded_graph(largest, plans)
 
 
-def _largest_image(model: Model) -> tuple[int, int] | None:
+def _find_largest_image_size(model: Model) -> tuple[int, int] | None:
     """Return the height and width of the largest image in pixels, or None if all images have one size."""
     dims = model.dimensions
     if not isinstance(dims, Images) or dims.largest_image is None:
@@ -457,7 +457,7 @@ class _ParameterBytes:
 
 def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: Gpu | None) -> _StateBytes:
     """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
-    parameters, own = _held_parameters(workload, sharded, plans)
+    parameters, own = _count_held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_fraction(plans), frameworks.find_framework(workload)
     per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
@@ -467,12 +467,14 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
 
     tables = sharded.sum_fullest_stage("table_parameters", plans)
     held = _weight_bytes(workload, sharded, plans, per_parameter, gpu) + 4.0 * tables
-    casts = _cast_bytes(workload, sharded, plans, per_parameter)
+    casts = _weight_cast_bytes(workload, sharded, plans, per_parameter)
     gradients = bucketed = optimizer = update = zero
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
         summed = frameworks.sums_whole_gradients(workload, plans)
-        gradients = np.where(summed, parameters, spread(framework.gradients_stage)) * trainable * per_parameter.gradient
+        gradients = (
+            np.where(summed, parameters, spread(framework.gradient_sharding_stage)) * trainable * per_parameter.gradient
+        )
         copied = (plans.replicas > 1) & (plans.zero_stage == 0)
         bucketed = np.where(copied, framework.gradient_copies - 1.0, 0.0) * gradients
         gradients = gradients + bucketed
@@ -490,9 +492,9 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
         if framework.upcasts_gradients and per_parameter.gradient < per_parameter.master:
             update = update + spread(1) * trainable * per_parameter.master
         ends = (*sharded.graph.first, *sharded.graph.last)
-        largest = _gather_largest(sharded, [item.parameters for item in ends], len(plans))
+        largest = _find_largest_over_shards(sharded, [item.parameters for item in ends], len(plans))
         update = update + own_states.tensors * 4.0 * np.minimum(largest, spread(1)) * trainable
-    block = _gather_largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
+    block = _find_largest_over_shards(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
     if framework.updates_in_backward and not workload.lora_rank and not offloads:
         alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
         gradients = np.where(alone, np.minimum(gradients, block * per_parameter.gradient), gradients)
@@ -500,7 +502,7 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     last = sum((sharded.expand_to_plans(item.parameters) for item in sharded.graph.last), zero)
     head = np.minimum(last * trainable * per_parameter.gradient, gradients)
     # A sharded model is gathered block by block, the current one and the next; embedding and head are blocks too.
-    layer = _gather_largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
+    layer = _find_largest_over_shards(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
     blocks = np.minimum(block, parameters) + (framework.gathered_blocks - 1) * np.minimum(layer, parameters)
     gathered = np.where(plans.zero_stage >= 3, blocks * sharded.gathered_bytes(workload, plans), 0.0)
     keeps = frameworks.keeps_gathered_weights(workload, plans) & workload.training
@@ -516,7 +518,7 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     )  # fmt: skip
 
 
-def _held_parameters(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Floats, Floats]:
+def _count_held_parameters(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Floats, Floats]:
     """Return the number of parameters on the fullest rank before and after ZeRO shards them, (n,) each.
 
     A schedule may put the weights of a stage on two ranks. ZeRO then shards the states over both.
@@ -532,7 +534,7 @@ def _weight_bytes(
     workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes, gpu: Gpu | None
 ) -> Floats:
     """Return the bytes of all weights and their copies on a rank, (n,)."""
-    parameters, own = _held_parameters(workload, sharded, plans)
+    parameters, own = _count_held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_fraction(plans), frameworks.find_framework(workload)
     resident = np.where(plans.zero_stage >= 3, own, parameters)
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
@@ -543,7 +545,9 @@ def _weight_bytes(
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_fraction(plans) * whole)
 
 
-def _cast_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes) -> Floats:
+def _weight_cast_bytes(
+    workload: Workload, sharded: ShardedGraph, plans: Plans, per_parameter: _ParameterBytes
+) -> Floats:
     """Return the bytes of the 16-bit copies of weights that exist while a step needs them, (n,).
 
     Autocast copies only the weights of matrix products. An embedding's weights are among them only if the head shares
@@ -563,7 +567,7 @@ def _cast_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, per_par
     return np.asarray(sharded.trainable_fraction(plans) * whole * per_parameter.cast)
 
 
-def reads_both_layouts(gpu: Gpu) -> bool:
+def reads_weights_in_both_layouts(gpu: Gpu) -> bool:
     """Return whether FP8 products on a GPU read one copy of a weight both by rows and by columns."""
     return gpu.architecture == "blackwell" and gpu.compute_capability < 12
 
@@ -578,8 +582,8 @@ def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> flo
     if not workload.is_quantized:
         return 0.0
     element, has_blocks = ELEMENT_BYTES[workload.precision], workload.precision != "fp8"
-    copies = 1.0 if not has_blocks and gpu is not None and reads_both_layouts(gpu) else 2.0
-    if frameworks.holds_fp8_weights_only(workload):
+    copies = 1.0 if not has_blocks and gpu is not None and reads_weights_in_both_layouts(gpu) else 2.0
+    if frameworks.has_only_fp8_weights(workload):
         return copies * element - 2.0
     held = 2.0 if framework.fp8_weights_alone else framework.fp8_weight_bytes
     return held * element * copies / 2.0
@@ -608,7 +612,9 @@ def _buffer_bytes(
     graph = sharded.graph
     dense = [item.parameters - item.expert_parameters for item in graph.layers]
     ends = [item.parameters for item in (*graph.first, *graph.last)]
-    placeholders = _gather_largest(sharded, dense, len(plans)) + _gather_largest(sharded, ends, len(plans))
+    placeholders = _find_largest_over_shards(sharded, dense, len(plans)) + _find_largest_over_shards(
+        sharded, ends, len(plans)
+    )
     return np.asarray(buckets + np.minimum(placeholders, trainable) * workload.weight_bytes)
 
 
@@ -646,9 +652,9 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
     ]
     first = sum((sharded.expand_to_plans(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.expand_to_plans(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
-    layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
-    head_working = _gather_largest(sharded, [item.working_bytes for item in graph.last], len(plans))
-    copied = _gather_largest(sharded, [item.copied_bytes for item in graph.layers], len(plans))
+    layer_working = _find_largest_over_shards(sharded, [item.working_bytes for item in graph.layers], len(plans))
+    head_working = _find_largest_over_shards(sharded, [item.working_bytes for item in graph.last], len(plans))
+    copied = _find_largest_over_shards(sharded, [item.copied_bytes for item in graph.layers], len(plans))
     if not workload.training:
         nothing = np.zeros(len(plans))
         working = 2 * layer_working + copied + head_working + first
@@ -656,12 +662,12 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
             nothing, nothing, nothing, nothing, working, nothing, nothing, nothing, nothing, nothing
         )
     # The layer that is recomputed is whole again while its backward pass runs.
-    whole = _gather_largest(
+    whole = _find_largest_over_shards(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
     )
     selective = np.where(code == SELECTIVE, np.minimum(whole, layer_working * 2), layer_working)
     layer_working = np.where(code == FULL, whole, selective)
-    if (named := names_modules(code)).any():
+    if (named := is_module_set(code)).any():
         # Outputs of modules are whole again while the backward pass of their layer runs.
         again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
         layer_working = np.where(named, again, layer_working)
@@ -673,10 +679,10 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
     layer_working = layer_working + copied
     early, later, late = _stage_activation_bytes(sharded, plans, kept)
     early = early + first + np.where(plans.pipeline > 1, 0.0, last)
-    workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
+    workspace = _find_largest_over_shards(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
     recomputed = (code == FULL) * zoo.recomputed_layer_fraction(workload, sharded, plans)
     # The backward pass of the loss follows its forward pass, so one micro-batch at a time has these activations.
-    tail = np.where((plans.pipeline > 1) & (find_folded(graph, plans) > 0), last, 0.0)
+    tail = np.where((plans.pipeline > 1) & (is_folded_by_plan(graph, plans) > 0), last, 0.0)
     head = np.where(plans.pipeline > 1, tail, last)
     return _MicroBatchBytes(
         early, later, late + last, first, layer_working, head_working, head, tail, workspace, recomputed
@@ -696,7 +702,7 @@ def _stage_activation_bytes(
         total = sum((block.repeat * one for block, one in zip(graph.layers, layers, strict=True)), np.zeros(len(plans)))
         share = total * sharded.largest_layer_fraction(plans, "activations")
         return share, np.where(plans.pipeline > 1, share, 0.0), share
-    folded = find_folded(graph, plans)
+    folded = is_folded_by_plan(graph, plans)
     kinds = find_stage_kinds(graph, plans.pipeline, folded)
     each = kinds.sum_layers(layers)
     # Ranks of a folded pipeline have equally many micro-batches in flight.
@@ -749,7 +755,7 @@ def _largest_kept_bytes(sharded: ShardedGraph, code: Ints) -> Floats:
     return np.maximum.reduce(kept) if kept else np.zeros(len(code))
 
 
-def _gather_largest(sharded: ShardedGraph, columns: list[Floats], rows: int) -> Floats:
+def _find_largest_over_shards(sharded: ShardedGraph, columns: list[Floats], rows: int) -> Floats:
     """Return the largest value of some columns over shards, for each of n plans, (n,). Without columns, return 0."""
     gathered = [sharded.expand_to_plans(column) for column in columns]
     return np.maximum.reduce(gathered) if gathered else np.zeros(rows)

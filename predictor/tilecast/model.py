@@ -18,7 +18,7 @@ Problem: TypeAlias = tuple[str, str, str]
 """Name of a dimension that contradicts others, the problem, and the remedy."""
 
 
-def numbered(name: str, default: Any = MISSING) -> Any:
+def numbered_field(name: str, default: Any = MISSING) -> Any:
     """Return a dataclass field for a tuple. In documents, its items have the keys `name`1, `name`2 and so on."""
     return field(default=default, metadata={"numbered": name})
 

@@ -152,6 +152,6 @@ else:
     """Names that documents accept."""
 
 
-def objectives_bounded_by(field: str) -> list[str]:
+def list_objectives_bounded_by(field: str) -> list[str]:
     """Return the names of the objectives whose bound is `field`, such as `deadlineSeconds` or `budget`."""
     return [name for name, record in OBJECTIVES.items() if record.bound == field]

@@ -40,7 +40,7 @@ PARTS: Mapping[str, frozenset[str]] = {
 """Modules inside another module, by the name of the outer module. Recomputing the outer module recomputes them too."""
 
 
-def _is_minimal(names: frozenset[str]) -> bool:
+def _has_no_nested_module(names: frozenset[str]) -> bool:
     """Return whether no module of a set lies inside another module of the set."""
     return not any(PARTS.get(name, frozenset()) & names for name in names)
 
@@ -48,17 +48,18 @@ def _is_minimal(names: frozenset[str]) -> bool:
 _SETS: tuple[frozenset[str], ...] = tuple(
     names
     for chosen in product((False, True), repeat=len(MODULES))
-    if any(chosen) and _is_minimal(names := frozenset(name for name, used in zip(MODULES, chosen, strict=True) if used))
+    if any(chosen)
+    and _has_no_nested_module(names := frozenset(name for name, used in zip(MODULES, chosen, strict=True) if used))
 )
 
 
-def _join(names: Iterable[str]) -> Checkpointing:
+def _join_names(names: Iterable[str]) -> Checkpointing:
     """Return names of modules joined by plus signs, in the order of `MODULES`."""
     chosen = frozenset(names)
     return "+".join(name for name in MODULES if name in chosen)
 
 
-RECOMPUTED: tuple[Checkpointing, ...] = (*CHECKPOINTING, *map(_join, _SETS))
+RECOMPUTED: tuple[Checkpointing, ...] = (*CHECKPOINTING, *map(_join_names, _SETS))
 """Every setting of recomputation. The index of a setting is its code in `Plans.checkpointing`."""
 _CODES: Mapping[Checkpointing, int] = {name: code for code, name in enumerate(RECOMPUTED)}
 
@@ -79,7 +80,7 @@ def join_modules(names: Iterable[str]) -> Checkpointing:
     chosen = frozenset(names)
     if not chosen or chosen - set(MODULES):
         raise KeyError(next(iter(chosen - set(MODULES)), ""))
-    return _join(name for name in chosen if not any(name in PARTS.get(other, ()) for other in chosen))
+    return _join_names(name for name in chosen if not any(name in PARTS.get(other, ()) for other in chosen))
 
 
 def split_modules(setting: Checkpointing) -> tuple[str, ...]:
@@ -96,7 +97,7 @@ def encode_modules(setting: Checkpointing) -> int:
     return _CODES[setting]
 
 
-def names_modules(codes: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.bool_]:
+def is_module_set(codes: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.bool_]:
     """Return whether each code stands for a set of modules rather than a mode, (n,)."""
     return codes >= len(CHECKPOINTING)
 

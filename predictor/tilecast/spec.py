@@ -446,7 +446,7 @@ class Columns:
             return self
         return type(self)(*[_take_values(value, places) for value in values])
 
-    def with_constants(self) -> Self:
+    def collapse_constants(self) -> Self:
         """Return the columns, with a column of equal values stored as one value. They are read-only."""
         columns = [getattr(self, name) for name in self.__dataclass_fields__]
         return type(self)(
@@ -487,7 +487,7 @@ def distinct_rows(*columns: Ints) -> DistinctRows:
     Equal neighbours are merged first. Then each row is encoded as one number, with a digit for every column, and a sort
     is needed only if these codes are sparse.
     """
-    rows, heads = len(columns[0]), _run_starts(columns)
+    rows, heads = len(columns[0]), _find_run_starts(columns)
     if len(heads) <= 1:
         return DistinctRows(heads, np.zeros(rows, np.intp))
     code, size, room = np.zeros(len(heads), np.intp), 1, max(_ROOM, 4 * len(heads))
@@ -508,13 +508,13 @@ def distinct_rows(*columns: Ints) -> DistinctRows:
     return DistinctRows(first, np.repeat(code, np.diff(heads, append=rows)))
 
 
-def distinct_neighbours(*columns: Ints) -> DistinctRows:
+def merge_equal_neighbours(*columns: Ints) -> DistinctRows:
     """Return the rows after merging each run of equal neighbouring rows, in the order of the table."""
-    heads = _run_starts(columns)
+    heads = _find_run_starts(columns)
     return DistinctRows(heads, np.repeat(np.arange(len(heads)), np.diff(heads, append=len(columns[0]))))
 
 
-def _run_starts(columns: Sequence[Ints]) -> Rows:
+def _find_run_starts(columns: Sequence[Ints]) -> Rows:
     """Return the indices of the rows that differ from the row before. Columns have shape (n,). Row 0 always counts."""
     if len(columns[0]) == 1:
         return np.zeros(1, np.intp)
@@ -546,7 +546,7 @@ def _renumber_codes(code: Rows, size: int) -> tuple[Rows, int]:
 _HOLDINGS = np.array([1 if name in FOLDED_SCHEDULES else 2 * (name == "dualPipe") for name in SCHEDULE_CODES])
 
 
-def holdings_of(schedule: Ints) -> Ints:
+def stage_holding_codes(schedule: Ints) -> Ints:
     """Return a code for the set of stages that each schedule puts on a rank, (n,). `schedule` has `SCHEDULE_CODES`.
 
     It is 1 for a first and a last piece (`FOLDED_SCHEDULES`), 2 for two whole stages (DualPipe), and otherwise 0.
@@ -589,12 +589,12 @@ class Plans(Columns):
         open_names = ("zero_stage", "virtual_stages", "schedule")
         names = (item.name for item in fields(self) if item.name not in open_names)
         holdings = (self.stage_holdings,) if self.schedule.any() else ()
-        return distinct_neighbours(*(getattr(self, name) for name in names), *holdings, *columns)
+        return merge_equal_neighbours(*(getattr(self, name) for name in names), *holdings, *columns)
 
     @property
     def stage_holdings(self) -> Ints:
-        """Return a code for the set of stages that the schedule puts on a rank, (n,), from `holdings_of`."""
-        return holdings_of(self.schedule)
+        """Return a code for the set of stages that the schedule puts on a rank, (n,), from `stage_holding_codes`."""
+        return stage_holding_codes(self.schedule)
 
     @property
     def gpus(self) -> Ints:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.advice import Advice, Offer
-from tilecast.advice.what_if.changes import grow_pool
+from tilecast.advice.what_if.changes import with_pool_gpus
 from tilecast.hardware import Link, LinkProtocol, Pool
 from tilecast.spec import SpecError
 
@@ -125,7 +125,7 @@ def vary_pools(pools: Sequence[Pool], field: str, value: SweepValue, flag: str =
             raise SpecError(flag, f"{field} of {number:g} is not positive", "give more than 0")
         if known.unit in _LARGEST_IN and number > _LARGEST:
             raise SpecError(flag, f"{field} of {number:g} {known.unit} is more than there is", f"give {known.unit}")
-        per_node = grow_pool(pool, int(number)).gpus_per_node
+        per_node = with_pool_gpus(pool, int(number)).gpus_per_node
         if field == "pool.gpus" and number > per_node and number % per_node:
             problem = f"{number:g} GPUs do not fill nodes of {per_node}"
             raise SpecError(flag, problem, f"give multiples of {per_node}, or fewer")
@@ -140,17 +140,17 @@ _LARGEST_IN = ("GiB", "MiB", "GB/s")
 """Units in which no value reaches `_LARGEST`. A larger number was meant in bytes."""
 
 
-def _set_gpu_count(pool: Pool, count: float) -> Pool:
+def _with_gpu_count(pool: Pool, count: float) -> Pool:
     """Return the pool with `count` GPUs.
 
     Its nodes keep their size. If the pool is part of a node, they get the usual size.
     """
     if count < pool.gpus_per_node:
         return replace(pool, gpus_per_node=int(count), max_nodes=1, spare_gpus=0)
-    return grow_pool(pool, int(count))
+    return with_pool_gpus(pool, int(count))
 
 
-def _gpu_number(name: str, unit: str, si: float, is_count: bool = False) -> PoolField:
+def _build_gpu_sweep(name: str, unit: str, si: float, is_count: bool = False) -> PoolField:
     def put(pool: Pool, value: float) -> Pool:
         changed: dict[str, Any] = {name: int(value) if is_count else value * si}
         return replace(pool, gpu=replace(pool.gpu, **changed))
@@ -163,7 +163,7 @@ def _build_speed_sweep(name: str, unit: str, si: float, scaled: Sequence[str], i
 
     Changing it changes all peak rates and the fields `scaled` in proportion, but not the power limit.
     """
-    plain = _gpu_number(name, unit, si, is_count)
+    plain = _build_gpu_sweep(name, unit, si, is_count)
 
     def put(pool: Pool, value: float) -> Pool:
         gpu, factor = pool.gpu, value / (plain.get(pool) or 1.0)
@@ -178,19 +178,19 @@ def _build_speed_sweep(name: str, unit: str, si: float, scaled: Sequence[str], i
     return PoolField(unit, plain.get, put, is_count)
 
 
-def _set_link(pool: Pool, side: str, link: Link) -> Pool:
+def _with_link(pool: Pool, side: str, link: Link) -> Pool:
     return replace(pool, intra=link) if side == "intra" else replace(pool, inter=link)
 
 
-def _link_number(side: str, name: str, unit: str, si: float = 1.0) -> PoolField:
+def _build_link_sweep(side: str, name: str, unit: str, si: float = 1.0) -> PoolField:
     def put(pool: Pool, value: float) -> Pool:
         changed: dict[str, Any] = {name: value * si}
-        return _set_link(pool, side, replace(getattr(pool, side), **changed))
+        return _with_link(pool, side, replace(getattr(pool, side), **changed))
 
     return PoolField(unit, lambda pool: float(getattr(getattr(pool, side), name)) / si, put)
 
 
-def _make_latency_field(side: str) -> PoolField:
+def _build_latency_sweep(side: str) -> PoolField:
     """Return the field for a link's latency, which is the hop time of NCCL's Simple protocol.
 
     Other latencies change in proportion: other protocols, switch reductions, peers and the start of a collective.
@@ -208,13 +208,13 @@ def _make_latency_field(side: str) -> PoolField:
             for name, one in link.protocols.items()
         }
         starts: dict[str, Any] = {name: getattr(link, name) * factor for name in ("reduction_start_s", "peer_s")}
-        return _set_link(pool, side, replace(link, protocols=slower, **starts))
+        return _with_link(pool, side, replace(link, protocols=slower, **starts))
 
     return PoolField("us", get, put)
 
 
 FIELDS: Mapping[str, PoolField] = {
-    "pool.gpus": PoolField("", lambda pool: float(pool.max_gpus), _set_gpu_count, is_count=True),
+    "pool.gpus": PoolField("", lambda pool: float(pool.max_gpus), _with_gpu_count, is_count=True),
     "pool.nodes": PoolField(
         "", lambda pool: float(pool.max_nodes), lambda pool, value: replace(pool, max_nodes=int(value)), is_count=True
     ),
@@ -223,15 +223,15 @@ FIELDS: Mapping[str, PoolField] = {
         lambda pool: pool.price_per_gpu_hour,
         lambda pool, value: replace(pool, price_per_gpu_hour=value),
     ),
-    "gpu.memory": _gpu_number("memory_bytes", "GiB", 2.0**30),
-    "gpu.bandwidth": _gpu_number("memory_bandwidth_bytes_per_s", "GB/s", 1e9),
-    "gpu.l2": _gpu_number("l2_bytes", "MiB", 2.0**20),
+    "gpu.memory": _build_gpu_sweep("memory_bytes", "GiB", 2.0**30),
+    "gpu.bandwidth": _build_gpu_sweep("memory_bandwidth_bytes_per_s", "GB/s", 1e9),
+    "gpu.l2": _build_gpu_sweep("l2_bytes", "MiB", 2.0**20),
     "gpu.clock": _build_speed_sweep("boost_clock_hz", "MHz", 1e6, ("l2_bandwidth_bytes_per_s",)),
     "gpu.sms": _build_speed_sweep("sm_count", "", 1.0, (), is_count=True),
-    "link.intraNode.bandwidth": _link_number("intra", "bandwidth_bytes_per_s", "GB/s", 1e9),
-    "link.intraNode.latency": _make_latency_field("intra"),
-    "link.interNode.bandwidth": _link_number("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),
-    "link.interNode.latency": _make_latency_field("inter"),
+    "link.intraNode.bandwidth": _build_link_sweep("intra", "bandwidth_bytes_per_s", "GB/s", 1e9),
+    "link.intraNode.latency": _build_latency_sweep("intra"),
+    "link.interNode.bandwidth": _build_link_sweep("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),
+    "link.interNode.latency": _build_latency_sweep("inter"),
 }
 """Every number of a pool that can vary, by name. Those of the job are the fields of its spec."""
 

@@ -93,7 +93,7 @@ _ALIKE = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(code for code in range(256) if code not in b'"[]{}')
 
 
-def empty_below_depth(value: ValueT, levels: int = MAX_DEPTH) -> ValueT:
+def empty_containers_below(value: ValueT, levels: int = MAX_DEPTH) -> ValueT:
     """Empty each mapping and list deeper than `levels` in a parsed JSON value, in place, and return the value.
 
     The value is walked level by level, without recursion.

@@ -61,7 +61,7 @@ def trace_all(
         raise SpecError("graphs", f"needs {error.name}", "run `pip install 'tilecast[vision]'`") from None
     torch.set_num_threads(1)
     # The first trace imports more modules; do so once, before the processes are forked.
-    torch_export.trace_of(lambda: (torch.nn.Linear(2, 2), (torch.zeros(2, 2),)), "linear")
+    torch_export.trace_built_model(lambda: (torch.nn.Linear(2, 2), (torch.zeros(2, 2),)), "linear")
     waiting = [model for model in models if not (folder / model.file).exists()][::-1]
     running: list[_Child] = []
     reasons: dict[GraphName, str] = {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilecast.learning import calibration
-from tilecast.validate import Track, without_progress
+from tilecast.validate import Track, iterate_without_progress
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
 from tilecast_lab.validate import residuals, runs, scores
@@ -16,7 +16,7 @@ from tilecast_lab.validate.runs import PublishedForecast
 from tilecast_lab.validate.table import read_published_row
 
 
-def measured(rows: Sequence[Row], track: Track = without_progress) -> curves.MeasuredRuns:
+def measured(rows: Sequence[Row], track: Track = iterate_without_progress) -> curves.MeasuredRuns:
     """Forecast the graded rows of runs tables and return them as runs of pools.
 
     The constants of each forecast are fitted without the row's source.

@@ -18,7 +18,7 @@ from tilecast import collectives
 from tilecast.collectives.link_calibration import Measurements, predict_collectives
 from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise_product
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, without_progress
+from tilecast.validate import Track, iterate_without_progress
 from tilecast_lab.validate import csvfile
 from tilecast_lab.validate.networks import intra_link, names_network, network_link
 from tilecast_lab.validate.table import ASSUMED
@@ -258,7 +258,7 @@ def _gpu(name: str) -> Gpu | None:
         return None
 
 
-def run(files: Sequence[Path], rows: Path | None, track: Track = without_progress) -> str:
+def run(files: Sequence[Path], rows: Path | None, track: Track = iterate_without_progress) -> str:
     """Predict the rows of tables of collectives, write them to `rows` if it is given, and summarise the errors.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tilecast.render.charts import SHAPES, WIDTH, Axis, AxisScale, muted_text
+from tilecast.render.charts import SHAPES, WIDTH, Axis, AxisScale, draw_muted_text
 
 _LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 200.0, 124.0, 10.0, 22.0, 44.0
 _MOST_NAME = 25
@@ -68,7 +68,7 @@ def svg(chart: Intervals, name: str) -> str:
     for tick in x.ticks:
         left = x.to_pixels(tick)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom:.1f}"/>')
-        parts.append(muted_text(left, bottom + 16, x.axis.text(tick), "middle"))
+        parts.append(draw_muted_text(left, bottom + 16, x.axis.text(tick), "middle"))
     for index, row in enumerate(chart.rows):
         parts += _row(row, x, _TOP + _ROW * (index + 0.5))
     center = (_LEFT + WIDTH - _RIGHT) / 2
@@ -87,5 +87,5 @@ def _row(row: Interval, x: AxisScale, top: float) -> list[str]:
         f'<text x="{_LEFT - 10}" y="{top + 4}" text-anchor="end">{escape(short)}</text>',
         whisker,
         f"{mark}<title>{escape(row.label)}</title></g>",
-        muted_text(WIDTH - _RIGHT + 10, top + 4, f"{row.text}{', off' if row.is_off else ''}", "start"),
+        draw_muted_text(WIDTH - _RIGHT + 10, top + 4, f"{row.text}{', off' if row.is_off else ''}", "start"),
     ]

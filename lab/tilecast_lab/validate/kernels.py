@@ -11,7 +11,7 @@ import numpy as np
 from tilecast import kernels
 from tilecast.hardware import find_gpu
 from tilecast.spec import PRECISIONS, Floats, SpecError
-from tilecast.validate import Track, without_progress
+from tilecast.validate import Track, iterate_without_progress
 from tilecast_lab.validate import csvfile
 from tilecast_lab.validate.harness import HARNESS_SPREAD
 from tilecast_lab.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read_kernels
@@ -91,7 +91,7 @@ NEUSIGHT_ERRORS = {
 """NeuSight's published mean absolute errors by op, in and out of distribution (Lee et al., ASPLOS 2025)."""
 
 
-def run(files: Sequence[Path], rows: Path | None, model: Path | None, track: Track = without_progress) -> str:
+def run(files: Sequence[Path], rows: Path | None, model: Path | None, track: Track = iterate_without_progress) -> str:
     """Predict the rows of kernel tables, write them to `rows` if it is given, and summarise the errors.
 
     Args:

@@ -158,7 +158,7 @@ def _billed(group: runs.RunGroup, priced: PricedPlans, kind: Figure, place: int)
 
     The allocator's cache grows no further than the GPU's usable memory.
     """
-    bill, stacks = priced.footprint, memory.stack_bytes(group.pool.gpu) if kind == "device" else 0.0
+    bill, stacks = priced.footprint, memory.thread_stack_bytes(group.pool.gpu) if kind == "device" else 0.0
     lower, upper = (float(end[place]) for end in bill.figure_range(kind))
     value = float(getattr(bill, kind)[place])
     if kind == "device":

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilecast.hardware import Gpu, Link, Pool, find_link
 from tilecast.validate.cells import Row, read_integer
-from tilecast.validate.reading import usual_network
+from tilecast.validate.reading import find_usual_network
 
 _GENERATION_LINK = {
     "volta": "nvlink2", "ampere": "nvlink3", "hopper": "nvlink4", "blackwell": "nvlink5",
@@ -95,7 +95,7 @@ def network_link(text: str, gpu: Gpu, per_node: int) -> Link:
     word, name = next((pair for pair in _FABRICS if pair[0] in words), ("", ""))
     if gpu.architecture in ("hopper", "blackwell"):
         name = _NEWER.get(word, name)
-    usual = find_link(usual_network(gpu))
+    usual = find_link(find_usual_network(gpu))
     link = find_link(name) if name else usual
     ports, rate = (0, 0.0) if link.kind == "pod-tcp" else _gigabits(words, per_node)
     if not rate:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, without_progress
+from tilecast.validate import Track, iterate_without_progress
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import RunGroup, interpret_plan, price_group, read_table
 from tilecast.validate.scores import has_trusted_step, read_measured_seconds
@@ -33,7 +33,7 @@ class ValidationReport:
 
 
 def make_report(
-    paths: Sequence[Path], track: Track = without_progress, *, graphs: Path | None = None, parts: bool = False
+    paths: Sequence[Path], track: Track = iterate_without_progress, *, graphs: Path | None = None, parts: bool = False
 ) -> ValidationReport:
     """Forecast every row of the tables.
 

@@ -16,7 +16,7 @@ from tilecast.constants import Constants
 from tilecast.graph import Graph, KernelTable, Shards
 from tilecast.hardware import Pool
 from tilecast.spec import Floats, Plan, Workload
-from tilecast.validate import Track, runs, without_progress
+from tilecast.validate import Track, iterate_without_progress, runs
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import Forecast, RunGroup, forecast_member, interpret_plan, price_group
 from tilecast_lab.validate import residuals
@@ -50,7 +50,7 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Run
 
 
 def forecast(
-    rows: Sequence[Row], track: Track = without_progress, graphs: Graphs | None = None
+    rows: Sequence[Row], track: Track = iterate_without_progress, graphs: Graphs | None = None
 ) -> list[PublishedForecast]:
     """Forecast all rows, in order; rows that share a workload and a pool are priced as one plan table.
 
@@ -61,7 +61,7 @@ def forecast(
 
 
 def forecast_prepared(
-    rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = without_progress
+    rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = iterate_without_progress
 ) -> list[PublishedForecast]:
     """Forecast all rows, in order, from the groups and reasons that `group_runs` returned for them."""
     forecasts = {index: PublishedForecast(reason=code) for index, code in refused.items()}

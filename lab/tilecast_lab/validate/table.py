@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from tilecast import zoo
-from tilecast.frameworks import FRAMEWORKS, UNSET, name_versions
+from tilecast.frameworks import FRAMEWORKS, UNSET, find_versioned_product
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing, encode_modules, join_modules
@@ -33,7 +33,7 @@ from tilecast.spec import (
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.validate.reading import (
     RunCase,
-    multiply_batch,
+    compute_global_batch,
     read_optimizer,
     read_partial_plan,
     read_sequence_length,
@@ -71,7 +71,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
     if not gpus:
         raise UnreadableRow("no-gpus")
     stated = _plan(row, model, gpus)
-    batch = read_integer(row, "global_batch") or multiply_batch(stated)
+    batch = read_integer(row, "global_batch") or compute_global_batch(stated)
     if not batch:
         raise UnreadableRow("no-batch")
     sequence = read_sequence_length(row, model)
@@ -397,7 +397,7 @@ def framework_version(row: Row) -> str | None:
     named, words = framework(row), row.get("framework", "").lower()
     if stated := read_version(row.get("framework_version", "")):
         return stated
-    counted = name_versions(named or UNSET)
+    counted = find_versioned_product(named or UNSET)
     if counted == "NeMo" and (found := _MLPERF.search(words)):
         return _MLPERF_RELEASES.get(found[1])
     if counted == "Megatron-Core" and _EARLY_2024.search(words):

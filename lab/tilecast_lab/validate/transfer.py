@@ -15,7 +15,7 @@ import numpy as np
 
 from tilecast.learning import calibration
 from tilecast.spec import Floats, Ints
-from tilecast.validate import Track, transfer, without_progress
+from tilecast.validate import Track, iterate_without_progress, transfer
 from tilecast.validate.transfer import PairErrors, TransferRuns, pair_runs, read_named_rows
 from tilecast_lab.validate import calibration as curves
 from tilecast_lab.validate import residuals
@@ -26,7 +26,7 @@ ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
 """Ways to forecast a row from another: two forecasts and three scalings."""
 
 
-def read_subjects(paths: Sequence[Path], track: Track = without_progress) -> TransferRuns:
+def read_subjects(paths: Sequence[Path], track: Track = iterate_without_progress) -> TransferRuns:
     """Read runs tables and forecast their graded rows.
 
     Args:

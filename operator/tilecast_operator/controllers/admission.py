@@ -21,7 +21,7 @@ from tilecast.spec import SpecError
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvisor, read_job_leniently
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
-from tilecast_operator.controllers.placement import ChangedError, Placer
+from tilecast_operator.controllers.placement import JobChangedError, Placer
 from tilecast_operator.controllers.requests import JobRequestIndex
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import CachedObject
@@ -79,7 +79,7 @@ _BY_OTHERS = {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
+class _PlacementDecision:
     """Place of a held job, or the reason why Tilecast does not place it."""
 
     outcome: str
@@ -106,7 +106,7 @@ class HoldTimes:
         self._clock = clock
         self._since: StateTable[float] = records.add_table()
         metrics.held.set_function(lambda: len(self._since))
-        metrics.oldest_held.set_function(self._oldest_s)
+        metrics.oldest_held.set_function(self._longest_wait_s)
         for outcome in outcomes:
             metrics.placements.labels(outcome)
 
@@ -140,7 +140,7 @@ class HoldTimes:
         """Add 1 to the metric that counts jobs with an outcome."""
         self._metrics.placements.labels(outcome).inc()
 
-    def _oldest_s(self) -> float:
+    def _longest_wait_s(self) -> float:
         return max(0.0, self._clock() - min(self._since.values())) if self._since else 0.0
 
 
@@ -244,25 +244,25 @@ class AdmissionController:
         return seen.value if seen is not None and seen.uid == uid else None
 
     async def _handle_held_job(self, key: Key, uid: str) -> None:
-        await self._context.journal.await_noted(key, self._place_and_release(key, uid))
+        await self._context.journal.await_recorded(key, self._place_and_release(key, uid))
 
     async def _place_and_release(self, key: Key, uid: str) -> None:
         """Place a held job if its mode is Initial. Release the job in any case."""
-        decision = _Decision("TooLate")
+        decision = _PlacementDecision("TooLate")
         try:
             decision = await self._decide_and_place(key, uid)
         except (ApiError, *UNREACHABLE) as error:
             if not isinstance(error, TimeoutError):
                 log.warning("%s: not placed: %s", key, error)
-                decision = _Decision("Refused", text=f"{OUTCOMES['Refused']}: {error}")
+                decision = _PlacementDecision("Refused", text=f"{OUTCOMES['Refused']}: {error}")
         except NotLeaderError:
             return  # the replica that leads decides
         except Exception:
             log.exception("%s: not placed", key)
-            decision = _Decision("InternalError", text="placing failed; the operator's log has the rest")
+            decision = _PlacementDecision("InternalError", text="placing failed; the operator's log has the rest")
         await self._release_job(key, uid, decision)
 
-    async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
+    async def _decide_and_place(self, key: Key, uid: str) -> _PlacementDecision:
         """Decide where a job runs, write its node selection, and return the decision.
 
         If the job changes meanwhile, decide again. If a webhook does not answer, retry for up to
@@ -273,10 +273,10 @@ class AdmissionController:
         while True:
             document = self._find_job(key, uid)
             if document is None:
-                return _Decision("Finished")
+                return _PlacementDecision("Finished")
             try:
                 return await self._place_job(key, document, late_s)
-            except ChangedError:
+            except JobChangedError:
                 await self._reload_job(key)
             except ApiError as error:
                 if not is_webhook_down(error) or now_s() > patient_s:
@@ -287,7 +287,7 @@ class AdmissionController:
                 late_s = now_s() + timings.decide_s
                 await self._reload_job(key)
 
-    async def _place_job(self, key: Key, document: Document, late_s: float) -> _Decision:
+    async def _place_job(self, key: Key, document: Document, late_s: float) -> _PlacementDecision:
         """Decide where the job of `document` runs, write its node selection, and return the decision.
 
         Raise TimeoutError if there is no decision at `late_s`, a time of the loop's clock. Raise the errors of
@@ -297,7 +297,7 @@ class AdmissionController:
             try:
                 decision = await self._decide_placement(key, document)
             except SpecError as error:
-                return _Decision("InvalidSpec", text=str(error))
+                return _PlacementDecision("InvalidSpec", text=str(error))
             if decision.placement is None or not read_job_leniently(document).is_held:
                 return decision
             prepared = await self._placer.prepare_placement(key, document, decision.placement)
@@ -306,13 +306,13 @@ class AdmissionController:
         # No timeout here: a choice that is written halfway may contradict itself.
         return replace(decision, outcome=await self._placer.write_placement(prepared, decision.advice))
 
-    async def _decide_placement(self, key: Key, document: Document) -> _Decision:
+    async def _decide_placement(self, key: Key, document: Document) -> _PlacementDecision:
         """Return where the job runs, without writing anything.
 
         Wait for the job's TrainingJob and queue, which may appear in the cache later than the job.
         """
         if (refusal := self._context.find_quarantine(key)) is not None:
-            return _Decision(refusal.reason, text=refusal.message)
+            return _PlacementDecision(refusal.reason, text=refusal.message)
         job = await self._advice.read_job(document)
         advice_request = self._advice.find_advice_request(key, job)
         timings, waited_s = self._context.timings, 0.0
@@ -321,17 +321,17 @@ class AdmissionController:
             waited_s += timings.poll_s
             advice_request = self._advice.find_advice_request(key, job)
         if advice_request is None:
-            return _Decision("NotAsked")
+            return _PlacementDecision("NotAsked")
         if isinstance(advice_request, AdviceRefusal):
-            return _Decision(advice_request.reason, text=advice_request.message)
+            return _PlacementDecision(advice_request.reason, text=advice_request.message)
         if advice_request.mode != "Initial":
-            return _Decision(f"Mode{advice_request.mode}")
+            return _PlacementDecision(f"Mode{advice_request.mode}")
         if not self._context.settings.place:
-            return _Decision("NotAllowed")
+            return _PlacementDecision("NotAllowed")
         if job.other_scheduler or job.has_claims:
-            return _Decision("OtherScheduler" if job.other_scheduler else "AsksByClaim")
+            return _PlacementDecision("OtherScheduler" if job.other_scheduler else "AsksByClaim")
         if job.is_finished or job.has_started:
-            return _Decision("AlreadyStarted")
+            return _PlacementDecision("AlreadyStarted")
         while not self._advice.answers.is_ready:
             await asyncio.sleep(timings.poll_s)
         await self._advice.planned.wait_until_planned(key, timings.plan_s)
@@ -342,15 +342,15 @@ class AdmissionController:
             waited_s += timings.poll_s
             answer, choice = await self._advice.advise_job(job, advice_request, writes_advice=True)
         if isinstance(answer, AdviceRefusal) or answer.best is None or choice is None:
-            return _Decision(get_ready_reason(answer), text=get_ready_message(answer))
+            return _PlacementDecision(get_ready_reason(answer), text=get_ready_message(answer))
         placement, offer = candidates.find_job_placement(answer.best, job, choice), answer.best
         if placement is None:
-            return _Decision("CountNotWritable")
+            return _PlacementDecision("CountNotWritable")
         where = f"{offer.pool.name}, {offer.nodes}x{offer.gpus_per_node} GPUs"
         text = f"placed on {where}: {offer.reason}{describe_gain(answer)}"
-        return _Decision(patches.PLACED, text, placement, answer)
+        return _PlacementDecision(patches.PLACED, text, placement, answer)
 
-    async def _release_job(self, key: Key, uid: str, decision: _Decision) -> None:
+    async def _release_job(self, key: Key, uid: str, decision: _PlacementDecision) -> None:
         """Release a held job, retrying until that succeeds, and report the outcome."""
         timings = self._context.timings
         wait_s = timings.poll_s
@@ -368,7 +368,7 @@ class AdmissionController:
                     self.held.record_release(key, since_s, decision.outcome)
                     await self._report_outcome(key, job, decision)
                 return
-            except ChangedError:
+            except JobChangedError:
                 await self._reload_job(key)
             except Exception as error:
                 if is_webhook_down(error):
@@ -379,7 +379,7 @@ class AdmissionController:
                 wait_s = min(2 * wait_s, timings.release_most_s)
                 await self._reload_job(key)
 
-    async def _report_outcome(self, key: Key, job: Job, decision: _Decision) -> None:
+    async def _report_outcome(self, key: Key, job: Job, decision: _PlacementDecision) -> None:
         """Count the outcome of a released job and write an Event about it.
 
         If Kueue has yet to admit the job, its Event is written when Kueue has decided.
@@ -389,9 +389,9 @@ class AdmissionController:
         self._texts[key] = text or OUTCOMES.get(decision.outcome, decision.outcome)
         self._requests.notify_requesters(key)
         if decision.outcome != patches.QUEUED:
-            await self.post_outcome(key, job, decision.outcome)
+            await self.post_outcome_event(key, job, decision.outcome)
 
-    async def post_outcome(self, key: Key, job: Job, outcome: str, kueue_message: str = "") -> None:
+    async def post_outcome_event(self, key: Key, job: Job, outcome: str, kueue_message: str = "") -> None:
         """Write an Event that says where a job runs, or why it does not run as advised.
 
         Args:
@@ -408,15 +408,15 @@ class AdmissionController:
             text = (text or OUTCOMES.get(outcome, outcome)) + (f": {kueue_message}" if kueue_message else "")
             self._texts[key] = text
             note = EventContent("Warning", "NotPlaced", f"{outcome}: {text}")
-        await self._context.try_post(key, job.uid, note)
+        await self._context.try_post_event(key, job.uid, note)
 
-    async def post_requeued(self, key: Key, job: Job, text: str) -> None:
+    async def post_requeue_event(self, key: Key, job: Job, text: str) -> None:
         """Write an Event which says that a placed job may now run on other flavors."""
         self._texts[key] = text
         self.held.count_outcome(patches.REQUEUED)
         self._context.metrics.requeued.inc()
         self._requests.notify_requesters(key)
-        await self._context.try_post(key, job.uid, EventContent("Normal", patches.REQUEUED, text))
+        await self._context.try_post_event(key, job.uid, EventContent("Normal", patches.REQUEUED, text))
 
     async def _reload_job(self, key: Key) -> None:
         """Read a job from the API server into the cache. If the job no longer exists, drop it from the cache."""

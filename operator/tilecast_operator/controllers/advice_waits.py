@@ -46,7 +46,7 @@ class AdviceWaits:
     def register_kind(self, kind: str) -> None:
         """Create the metrics of a kind of job, so that they are exported before the first advice."""
         self._durations.labels(kind)
-        self._oldest.labels(kind).set_function(lambda: self._oldest_s(kind))
+        self._oldest.labels(kind).set_function(lambda: self._longest_wait_s(kind))
 
     def get_waiting_seconds(self, key: Key) -> float:
         """Return how many seconds a job has waited for advice, or 0 if it does not wait."""
@@ -57,7 +57,7 @@ class AdviceWaits:
         """Return the number of jobs of a kind in a namespace that wait for advice."""
         return self._open[kind, namespace]
 
-    def _oldest_s(self, kind: str) -> float:
+    def _longest_wait_s(self, kind: str) -> float:
         since = min((since for key, since in self._since.items() if key.kind == kind), default=None)
         return 0.0 if since is None else self._timer() - since
 

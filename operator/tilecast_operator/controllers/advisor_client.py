@@ -76,7 +76,7 @@ def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStat
     aspect = ConditionContent("Unknown", QUEUED, text)
     kinds = ("Ready", "RecommendationProvided")
     conditions = [job_status.make_condition(kind, aspect, generation, now, ()) for kind in kinds]
-    return TrainingJobStatus(conditions=conditions, summary=Summary.from_cut_values(reason=QUEUED))
+    return TrainingJobStatus(conditions=conditions, summary=Summary.from_truncated_values(reason=QUEUED))
 
 
 class AdvisorClient:

@@ -71,7 +71,7 @@ class FreeGpuCounter:
         self._free: dict[str, FreeGpus] = {}
         self._shown: StateTable[_ShownCapacity] = context.records.add_table()
         self._listeners: list[Callable[[], None]] = []
-        context.runtime.register(CAPACITY.kind, self._update)
+        context.runtime.register(CAPACITY.kind, self._update_free_gpus)
         context.cache.cluster_queues.add_listener(self._on_quota_change)
         context.cache.flavors.add_listener(self._on_quota_change)
 
@@ -99,7 +99,7 @@ class FreeGpuCounter:
         From then on, the job is reconciled when this changes.
         """
         if destination is None:
-            self.hide_fit(job)
+            self.stop_tracking_fit(job)
             return NOTHING_TO_FIT
         fit, before = self._find_fit(destination), self._shown.get(job)
         if before is None or before.place != destination:
@@ -109,7 +109,7 @@ class FreeGpuCounter:
         self._shown[job] = _ShownCapacity(destination, fit, since_s)
         return fit
 
-    def hide_fit(self, job: Key) -> None:
+    def stop_tracking_fit(self, job: Key) -> None:
         """Stop reconciling a job when the GPUs of its recommendation become free or busy."""
         self._shown.pop(job, None)
 
@@ -119,7 +119,7 @@ class FreeGpuCounter:
     def _schedule_update(self) -> None:
         self._context.runtime.add(CAPACITY, self._context.settings.capacity_settle_s)
 
-    async def _update(self, _: Key) -> None:
+    async def _update_free_gpus(self, _: Key) -> None:
         if self._report is not None:
             self._read_free_gpus(self._report)
 
@@ -133,7 +133,7 @@ class FreeGpuCounter:
         by_name = {key.name: node for key, node in self._context.cache.nodes.items()}
         before, self._free = self._free, usage.count_free_gpus(report.entries, by_name)
         if self._context.settings.owns_pools:
-            self._context.metrics.show_pools(report, self._free)
+            self._context.metrics.set_pool_metrics(report, self._free)
         for name in before.keys() | self._free.keys():
             if before.get(name) != self._free.get(name):
                 self._context.runtime.add(Key(gpu_pool.KIND, "", name))

@@ -67,7 +67,9 @@ class WrittenAdvice:
         return self.replaced > FREE_OVERWRITES and not self.is_calm(now_s)
 
 
-def update_contested(written: WrittenAdvice, generation: int, digest: bytes, now_s: float) -> WrittenAdvice | None:
+def update_overwritten_advice(
+    written: WrittenAdvice, generation: int, digest: bytes, now_s: float
+) -> WrittenAdvice | None:
     """Return the updated record of advice that another operator has overwritten, or None if none has.
 
     Args:
@@ -94,7 +96,7 @@ class WriteConflicts:
     """Earliest time of the next try."""
 
 
-class Contention:
+class WriteContention:
     """Record of the advice that this operator wrote and others overwrote. Belongs to one event loop.
 
     Args:
@@ -166,7 +168,7 @@ class Contention:
         if (
             claim is None
             or writer == self.signature
-            or (after := update_contested(claim, generation, digest, now_s)) is None
+            or (after := update_overwritten_advice(claim, generation, digest, now_s)) is None
         ):
             return False
         self._log_other_operator(key, writer or EARLIER)

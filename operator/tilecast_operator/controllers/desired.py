@@ -103,11 +103,11 @@ def decide_training_job(inputs: TrainingJobInputs, now_s: float) -> DesiredTrain
     return (
         _keep_forecast(inputs, now_s)
         if inputs.answer is None
-        else _show_outcome(inputs, inputs.answer, format_time(now_s))
+        else _describe_outcome(inputs, inputs.answer, format_time(now_s))
     )
 
 
-def _show_outcome(inputs: TrainingJobInputs, outcome: AdviceOutcome, now: str) -> DesiredTrainingJob:
+def _describe_outcome(inputs: TrainingJobInputs, outcome: AdviceOutcome, now: str) -> DesiredTrainingJob:
     """Return the status, annotations and Event that show a new advice outcome. `now` is the time (RFC 3339).
 
     In mode Off there is no Event, and the annotations of Tilecast are removed. A quarantined job keeps its annotations.

@@ -86,7 +86,7 @@ class BetterPoolFinder:
         report, is_over = self._answers.pools.report, target is not None and (target.is_finished or target.is_gone)
         known = better_placement.find_condition(before)
         if is_over or score is None or current.alternatives_hash is None or report is None:
-            self.capacity.hide_fit(key)
+            self.capacity.stop_tracking_fit(key)
             without = better_placement.JOB_ENDED if is_over else better_placement.UNKNOWN
             return None if known is None else without
         spec = document.get("spec") or {}

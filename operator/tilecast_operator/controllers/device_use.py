@@ -41,7 +41,7 @@ class DeviceUseReader:
             if query is not None:
                 yield key, query
 
-    async def score_sample(self, key: Key, outcome: Any) -> None:
+    async def record_sample(self, key: Key, outcome: Any) -> None:
         """Record what Prometheus returned for a job's query, unless it has no values.
 
         A response is dropped if it may be for an earlier job with the target's name.

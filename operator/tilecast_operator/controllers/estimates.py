@@ -100,7 +100,7 @@ class EstimateWriter:
         is_undecided = workloads is not None and not any(map(patches.is_reserved, workloads))
         # A job that is not planned keeps its limit, but its owner may take it away. Kueue does not manage an owned job.
         is_managed = position is not None or workloads
-        if workloads is not None and is_undecided and is_managed and await self._limit_run(key, seen, workloads):
+        if workloads is not None and is_undecided and is_managed and await self._write_run_limit(key, seen, workloads):
             workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
         if workloads is None:
             return
@@ -111,7 +111,7 @@ class EstimateWriter:
         elif estimates and not any(map(patches.is_reserved, workloads)):
             self._wait_for_workload(key)
 
-    async def _limit_run(self, key: Key, seen: CachedObject[Document], workloads: Sequence[Document]) -> bool:
+    async def _write_run_limit(self, key: Key, seen: CachedObject[Document], workloads: Sequence[Document]) -> bool:
         """Write or remove the limit of a waiting job's run, if its owner asks. Return whether anything has changed.
 
         Write an Event about an invalid factor, once. The job waits on without a new limit.
@@ -123,7 +123,7 @@ class EstimateWriter:
             changes = run_limits.decide_limit(seen.value, self._longest_s.get(key), past_s)
         except SpecError as error:
             text = str(error)
-            if self._complaints.get(key) != text and await self._context.try_post(
+            if self._complaints.get(key) != text and await self._context.try_post_event(
                 key, seen.uid, EventContent("Warning", "InvalidRunLimit", text)
             ):
                 self._complaints[key] = text
@@ -135,7 +135,7 @@ class EstimateWriter:
         body = await self._context.writer.patch(
             make_object_path(key), KINDS[key.kind].plural, operations, PermitRequest(key.namespace)
         )
-        self._context.cache.jobs.store_written(body)
+        self._context.cache.jobs.store_written_object(body)
         return True
 
     def _wait_for_workload(self, key: Key) -> None:

@@ -16,7 +16,7 @@ from tilecast.jobs import Job, candidates, kueue
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
 from tilecast_operator.controllers.advisor_client import AdvisorClient
-from tilecast_operator.controllers.contention import UNSIGNED, Contention
+from tilecast_operator.controllers.contention import UNSIGNED, WriteContention
 from tilecast_operator.controllers.planned_jobs import QueuePositions
 from tilecast_operator.controllers.requests import JobRequestIndex, read_mode
 from tilecast_operator.controllers.runtime import SharedContext
@@ -54,7 +54,7 @@ class JobSearchInputs:
     """ClusterQueue of the job. Empty if Kueue does not manage the job."""
 
 
-class _Reading(NamedTuple):
+class _CommandReading(NamedTuple):
     """Fields of a `Job` that were read from its command."""
 
     said: Mapping[str, Any] = {}
@@ -79,7 +79,7 @@ class JobAdvisor:
         answers: AdvisorClient,
         requests: JobRequestIndex,
         planned: QueuePositions,
-        contention: Contention,
+        contention: WriteContention,
     ) -> None:
         self._context = context
         self._contention = contention
@@ -88,7 +88,7 @@ class JobAdvisor:
         self.planned = planned
         """Position of each job in the queue plan."""
         self._objects: dict[str, tuple[float, Document | None]] = {}
-        self._readings: dict[str, tuple[float, bytes, _Reading]] = {}
+        self._readings: dict[str, tuple[float, bytes, _CommandReading]] = {}
         """What was read from the command of each job, by UID, with its expiry time and a digest of the job."""
 
     async def read_job(self, document: Document) -> Job:
@@ -104,7 +104,7 @@ class JobAdvisor:
         job = await self._resolve_claims(job) if job.has_claims else job
         return replace(job, **(await self._read_command(job, document, runtime))._asdict())
 
-    async def _read_command(self, job: Job, document: Document, runtime: Document | None) -> _Reading:
+    async def _read_command(self, job: Job, document: Document, runtime: Document | None) -> _CommandReading:
         """Return what the command of a job trains, if the job requests advice and does not state it itself.
 
         ConfigMaps that its pods mount are read only if the settings allow it.
@@ -113,9 +113,9 @@ class JobAdvisor:
         is_stated = annotations.get(jobs.MODEL, "").strip() and jobs.TRAINING in annotations
         namespace = self._context.cache.namespaces.get(Key("Namespace", "", job.namespace))
         if is_stated or job.is_owned or not job.is_enabled({} if namespace is None else namespace.value.labels):
-            return _Reading()
+            return _CommandReading()
         digest = hashlib.sha256(encode_relevant_fields(document) + encode_canonical(runtime or {})).digest()
-        expires_s, seen, reading = self._readings.get(job.uid, (0.0, b"", _Reading()))
+        expires_s, seen, reading = self._readings.get(job.uid, (0.0, b"", _CommandReading()))
         if seen == digest and time.monotonic() < expires_s:
             return reading
         config_maps = dict[str, Document]()
@@ -214,7 +214,7 @@ class JobAdvisor:
         answer = await self.answers.search(question, request, choice.pools, usable, job.namespace)
         if isinstance(answer, AdviceRefusal):
             return answer, None
-        advice = question.own.add_notes(candidates.order_by_quota(answer, choice))
+        advice = question.own.add_notes(candidates.order_offers_by_quota(answer, choice))
         return self.planned.prefer_planned_pool(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
     async def must_yield(
@@ -310,7 +310,7 @@ class JobAdvisor:
 
 def _read_manifest(
     document: Document, runtime: Document | None, config_maps: Mapping[str, Document], *, has_model: bool
-) -> _Reading:
+) -> _CommandReading:
     """Return what was read from a job's command, or why nothing was. `read_manifest` describes the arguments."""
     try:
         found = manifests.read_manifest(document, runtime, config_maps, has_model=has_model)
@@ -319,13 +319,13 @@ def _read_manifest(
         unread = manifests.list_config_maps(document, runtime) - config_maps.keys()
         if any(f"ConfigMap {name}," in text for name in unread):
             text += " (the chart's jobs.readConfigMaps and rbac.readConfigMaps let the operator read it)"
-        return _Reading(why_unread=text)
+        return _CommandReading(why_unread=text)
     if found.model is None and not has_model:
         # The annotation may also be left out if the pod mounts the file beside its model's path.
         remedy = f"put its config.json in a ConfigMap and annotate {jobs.MODEL}: configmap:NAME/config.json"
         text = f"{found.launch.model_name} is no preset, and the operator does not ask the Hugging Face Hub"
-        return _Reading(why_unread=f"{found.where}: {text} ({remedy})")
-    return _Reading({"model": found.model, "training": found.training}, reading=found.format_annotation())
+        return _CommandReading(why_unread=f"{found.where}: {text} ({remedy})")
+    return _CommandReading({"model": found.model, "training": found.training}, reading=found.format_annotation())
 
 
 def _make_runtime_path(document: Document, kind: str, name: str) -> str:

@@ -85,7 +85,7 @@ class JobController:
         self._states = context.records.add_table(_JobState)
         self._queueless: StateTable[bool] = context.records.add_table()
         """Jobs with a queue that is not known yet."""
-        context.cache.jobs.is_kept = self._is_kept
+        context.cache.jobs.is_kept = self._is_cached
         context.cache.jobs.add_listener(self._on_job_change)
         context.cache.namespaces.add_listener(self._on_namespace_change)
         for table in (context.cache.local_queues, context.cache.cluster_queues, context.cache.flavors):
@@ -95,7 +95,7 @@ class JobController:
             context.runtime.register(kind, self._reconcile_job, context.cache.jobs)
             context.answers.register_kind(kind)
 
-    def _is_kept(self, key: Key, document: Document) -> bool:
+    def _is_cached(self, key: Key, document: Document) -> bool:
         """Return whether the cache must keep a job.
 
         It keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, jobs without advice, and jobs that could
@@ -159,7 +159,7 @@ class JobController:
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:
             # The cache dropped the job when it was seen, because no TrainingJob targeted it then.
-            seen = self._context.cache.jobs.store_written(
+            seen = self._context.cache.jobs.store_written_object(
                 await self._context.client.get(make_object_path(key)), is_new=True
             )
         if seen is None or self._admission.is_deciding(key, seen.uid) or not self._advice.answers.is_ready:
@@ -168,11 +168,11 @@ class JobController:
             self._context.answers.end_wait(key)
             self._states.get_or_make(key).is_owed = False
             if key not in self._queueless:
-                await self._post_left_out(key)
-            if not self._is_kept(key, seen.value):
+                await self._post_left_out_event(key)
+            if not self._is_cached(key, seen.value):
                 self._context.cache.jobs.forget_object(key)
 
-    async def _post_left_out(self, key: Key) -> None:
+    async def _post_left_out_event(self, key: Key) -> None:
         """Write an Event about an advised job that the queue plan leaves out, once for each reason.
 
         Reasons that differ only in numbers count as equal. A job without advice already has an Event with the reason.
@@ -184,7 +184,7 @@ class JobController:
         job = read_job_leniently(seen.value)
         if HASH in job.annotations:
             note = EventContent("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
-            if await self._context.try_post(key, job.uid, note):
+            if await self._context.try_post_event(key, job.uid, note):
                 self._states.get_or_make(key).left_out = reason
 
     async def _advise_job(self, key: Key, seen: CachedObject[Document]) -> bool:
@@ -195,7 +195,7 @@ class JobController:
         own, advice_request = select_operator_annotations(job.annotations), self._advice.find_advice_request(key, job)
         if _is_queued(job):
             return await self._record_admission(
-                key, job, own if (intact := self._pop_intact_annotations(key)) is None else intact
+                key, job, own if (intact := self._pop_original_annotations(key)) is None else intact
             )
         if is_preempted(job) and self._context.settings.place:
             await self._schedule_check(key, job, await self._requeues.list_workloads(key, job.uid))
@@ -211,7 +211,7 @@ class JobController:
         if (job.is_finished and not self._needs_advice(key)) or job.is_owned or (is_settled and own):
             return True
         if isinstance(advice_request, AdviceRefusal):
-            await self._post_once(key, job, make_job_event(advice_request, job.annotations.get(jobs.APPLIED)))
+            await self._post_event_once(key, job, make_job_event(advice_request, job.annotations.get(jobs.APPLIED)))
             return True
         if advice_request is None or advice_request.mode == "Off":
             if own:
@@ -243,7 +243,7 @@ class JobController:
     def _needs_advice(self, key: Key) -> bool:
         return (self._states.get(key) or _JobState()).is_owed
 
-    def _pop_intact_annotations(self, key: Key) -> Mapping[str, str] | None:
+    def _pop_original_annotations(self, key: Key) -> Mapping[str, str] | None:
         """Return the job's annotations of Tilecast from before another client changed them, and forget them."""
         state = self._states.get_or_make(key)
         intact, state.intact = state.intact, None
@@ -263,7 +263,7 @@ class JobController:
             ours: Annotations of Tilecast that are unchanged.
             advice_request: The request for advice on the job.
         """
-        intact = self._pop_intact_annotations(key)
+        intact = self._pop_original_annotations(key)
         if intact is None and isinstance(advice_request, AdviceRequest) and ours:
             answer, _ = await self._advice.advise_job(
                 job, advice_request, writes_advice=advice_request.mode == "Initial"
@@ -294,7 +294,7 @@ class JobController:
         outcome, more = decided
         await self._advice.annotate(key, job, {**annotations, jobs.APPLIED: outcome})
         self._admission.held.count_outcome(outcome)
-        await self._admission.post_outcome(key, job, outcome, more)
+        await self._admission.post_outcome_event(key, job, outcome, more)
         self._requests.notify_requesters(key)
         return True
 
@@ -320,20 +320,20 @@ class JobController:
         want = decide_job(job, outcome, writes_advice=writes_advice)
         if want.missed is not None:
             self._admission.held.count_outcome(ALREADY_STARTED)
-            await self._post_once(key, job, want.missed)
+            await self._post_event_once(key, job, want.missed)
         if want.annotations is not None:
             await self._advice.annotate(key, job, want.annotations)
             self._context.metrics.count_advice(outcome, is_changed=bool(select_operator_annotations(job.annotations)))
             self._context.answers.record_outcome(key)
         if want.note is not None:
-            await self._post_once(key, job, want.note, is_change=want.is_change)
+            await self._post_event_once(key, job, want.note, is_change=want.is_change)
 
-    async def _post_once(self, key: Key, job: Job, note: EventContent, *, is_change: bool = False) -> None:
+    async def _post_event_once(self, key: Key, job: Job, note: EventContent, *, is_change: bool = False) -> None:
         """Write an Event about a job, unless the last one had the same content."""
         before, author = self._states.get_or_make(key).posted, self._context.writer.author
-        if before is not None and author.note_state(before) == author.note_state(note):
+        if before is not None and author.get_constant_content(before) == author.get_constant_content(note):
             return
-        if await self._context.try_post(key, job.uid, note, is_change=is_change or before is not None):
+        if await self._context.try_post_event(key, job.uid, note, is_change=is_change or before is not None):
             self._states.get_or_make(key).posted = note
 
 

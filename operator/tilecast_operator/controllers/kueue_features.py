@@ -175,7 +175,7 @@ class KueueDetector:
     async def _record_features(self, features: KueueFeatures) -> None:
         """Store the features and show them in metrics. If they have changed, the leader writes an Event."""
         self.features = features
-        self._context.metrics.show_kueue(features.served, features.release, features.stop_policy, features.gate)
+        self._context.metrics.set_kueue_metrics(features.served, features.release, features.stop_policy, features.gate)
         if not features.served:
             self._posted = features
         if features == self._posted or not self._uid or not self._context.leadership.is_leader:

@@ -195,7 +195,7 @@ class PoolLearningController:
         is_other = self.calibrator.adopt_fit(fitted)
         for pool in self._store.pools() if self._is_on else ():
             self._context.runtime.add(Key(pool_learning.KIND, "", pool))
-        self._context.metrics.show_learning(self.calibrator)
+        self._context.metrics.set_learning_metrics(self.calibrator)
         return is_other
 
     async def write_pool_learning(self, key: Key) -> None:
@@ -203,15 +203,15 @@ class PoolLearningController:
         if key.name not in self._store.pools() or not self._context.settings.owns_pools:
             return
         if self._context.cache.learnings.get(key) is None:
-            await self._read_unseen(key)
+            await self._read_unwatched_learning(key)
         document, seen = self._store.make_learning_document(key.name), self._context.cache.learnings.get(key)
         if seen is None or seen.value.digest != LearningView.from_object(document).digest:
             seen = await self._apply_learning(key, seen, document)
-        if seen.value.forget is not None and _is_valid_forget(seen.value.forget):
+        if seen.value.forget is not None and _is_valid_forget_request(seen.value.forget):
             test = {"op": "test", "path": FORGET_PATH, "value": seen.value.forget}
             remove = {"op": "remove", "path": FORGET_PATH}
             body = await self._context.writer.patch(make_object_path(key), "poollearnings", [test, remove])
-            seen = self._context.cache.learnings.store_written(body)
+            seen = self._context.cache.learnings.store_written_object(body)
         doubted = self.calibrator.list_quarantined_runs()
         self._posted &= {(item.uid, why) for item, why in doubted}
         for item, why in doubted:
@@ -220,7 +220,7 @@ class PoolLearningController:
                 text = f"a run is not learnt from ({why}); `tilecast learning show --pool {key.name}` says whose"
                 await self._context.writer.post_event(key, seen.uid, EventContent("Warning", "RunQuarantined", text))
 
-    async def _read_unseen(self, key: Key) -> None:
+    async def _read_unwatched_learning(self, key: Key) -> None:
         """Read a pool's PoolLearning from the API server if the watch has not shown it yet."""
         kind = KINDS[key.kind]
         try:
@@ -247,7 +247,7 @@ class PoolLearningController:
                 raise
             # This 404 must not make a caller believe that the object which it is about to write is gone.
             raise TryAgainError(UNSERVED) from None
-        return self._context.cache.learnings.store_written(body, is_new=True)
+        return self._context.cache.learnings.store_written_object(body, is_new=True)
 
     def _on_learning_change(
         self, key: Key, before: CachedObject[LearningView] | None, now: CachedObject[LearningView] | None
@@ -286,7 +286,7 @@ class PoolLearningController:
             self._context.runtime.add(CALIBRATION)
 
 
-def _is_valid_forget(text: str) -> bool:
+def _is_valid_forget_request(text: str) -> bool:
     try:
         ForgetRequest.parse(text)
     except SpecError:

@@ -24,7 +24,7 @@ from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.view import View
 from tilecast_operator.observed import progress, queries, reports
 from tilecast_operator.observed.calibrator import MeasuredForecast
-from tilecast_operator.observed.progress import RunCourse
+from tilecast_operator.observed.progress import ProgressHistory
 from tilecast_operator.observed.reports import RefusedReport, StepReport
 
 log = logging.getLogger("tilecast")
@@ -49,7 +49,7 @@ class StepReportReceiver:
         self._reviews = reviews
         self._trainers: StateTable[list[tuple[str, str]]] = context.records.add_table()
         """Metrics that each job's TrainJob last reported."""
-        self._courses: StateTable[RunCourse] = context.records.add_table()
+        self._courses: StateTable[ProgressHistory] = context.records.add_table()
         """Progress seen so far of each job's TrainJob."""
         self._unwritten: StateTable[bool] = context.records.add_table()
         """Jobs with reports that are not in their status yet."""
@@ -63,7 +63,7 @@ class StepReportReceiver:
         try:
             review = await self._reviews.review_token(token)
             node, account = reports.read_review_node(review, namespace), reports.read_review_account(review)
-            await self._score_report(
+            await self._compare_report(
                 Key(training_job.KIND, namespace, name), reports.parse_body_report(body, node, account)
             )
             if not self._context.leadership.is_leader:
@@ -88,7 +88,7 @@ class StepReportReceiver:
             pool = self._context.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
             if (own := value_at_path(seen.value.document, QUERY)) is not None:
                 with suppress(SpecError):  # its status says why
-                    yield key, self._limit_query(key, str(own))
+                    yield key, self._restrict_query(key, str(own))
                 continue
             template = None if pool is None else value_at_path(pool.value.document, QUERY)
             yield key, queries.fill_query(template or self._context.settings.prometheus_query, key.namespace, key.name)
@@ -98,40 +98,40 @@ class StepReportReceiver:
         own = value_at_path(document, QUERY)
         if own is not None and self._context.settings.prometheus_url:
             try:
-                self._limit_query(key, str(own))
+                self._restrict_query(key, str(own))
             except SpecError as error:
                 return self._scores.find_refusal(key) or str(error)
         return self._scores.find_refusal(key)
 
-    def _limit_query(self, key: Key, template: str) -> str:
+    def _restrict_query(self, key: Key, template: str) -> str:
         """Return the query of a job, limited to time series of its namespace. Raise SpecError if it is not allowed."""
         if self._context.settings.observation_queries != "jobs":
             raise queries.NOT_ALLOWED
         return queries.restrict_query(template, key.namespace, key.name)
 
-    async def score_sample(self, key: Key, outcome: Any) -> None:
+    async def record_sample(self, key: Key, outcome: Any) -> None:
         """Record the step time that Prometheus returned for a job's query."""
         try:
             report = reports.parse_prometheus_report(outcome)
             if report is not None:
-                await self._score_report(key, report)
+                await self._compare_report(key, report)
         except RefusedReport as refused:
             self._context.metrics.observations.labels("prometheus", refused.outcome).inc()
             log.warning("%s: what Prometheus tells does not count: %s", key, refused)
 
-    def needs_log(self, key: Key) -> bool:
+    def needs_pod_log(self, key: Key) -> bool:
         """Return whether no other source has reported a job's step, so that its log may be read."""
         score = self._scores.get_measured_forecast(key)
         return score is None or score.window.latest.source == reports.LOG
 
-    async def score_log(self, key: Key, report: StepReport) -> None:
+    async def record_log_report(self, key: Key, report: StepReport) -> None:
         """Record the step that a job's pod has logged, unless it is known or another source has reported."""
         score = self._scores.get_measured_forecast(key)
         # A process that has just started may read a log that an earlier one has read.
-        if not self.needs_log(key) or (score is not None and score.window.has_newest_report(report)):
+        if not self.needs_pod_log(key) or (score is not None and score.window.has_newest_report(report)):
             return
         try:
-            await self._score_report(key, report)
+            await self._compare_report(key, report)
         except RefusedReport as refused:
             self._context.metrics.observations.labels(report.source, refused.outcome).inc()
             log.warning("%s: what its pod has logged does not count: %s", key, refused)
@@ -150,9 +150,9 @@ class StepReportReceiver:
         if not is_gone and text is not None and pools is not None:
             await self._scores.compare_annotation(key, seen, pools, text)
         if target is not None:
-            await self._score_trainer_report(key, target.trainer)
+            await self._compare_trainer_report(key, target.trainer)
             if not reports.list_step_metrics(target.trainer):
-                await self._score_progress(key, target.trainer, _count_steps(seen.value.document))
+                await self._compare_progress(key, target.trainer, _count_steps(seen.value.document))
 
     def mark_written(self, key: Key, score: MeasuredForecast | None) -> None:
         """Record that the status of a job now shows its measured steps."""
@@ -170,7 +170,7 @@ class StepReportReceiver:
         except TimeoutError:
             log.warning("%s jobs have reports that could not be written", len(self._unwritten))
 
-    async def _score_trainer_report(self, key: Key, status: Document) -> None:
+    async def _compare_trainer_report(self, key: Key, status: Document) -> None:
         """Compare the step in the status of a job's TrainJob with the forecast, unless that was done before."""
         metrics, before = reports.list_step_metrics(status), self._trainers.get(key)
         if not metrics or before == metrics:
@@ -183,12 +183,12 @@ class StepReportReceiver:
                 report is not None and before is None and score is not None and score.window.has_newest_report(report)
             )
             if report is not None and not is_taken:
-                await self._score_report(key, report)
+                await self._compare_report(key, report)
         except RefusedReport as refused:
             self._context.metrics.observations.labels("trainJob", refused.outcome).inc()
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
-    async def _score_progress(self, key: Key, status: Document, planned_steps: int | None) -> None:
+    async def _compare_progress(self, key: Key, status: Document, planned_steps: int | None) -> None:
         """Compare the steps of a job's TrainJob since its last report with the forecast."""
         now = progress.read_progress(status, planned_steps)
         if now is None:
@@ -197,12 +197,12 @@ class StepReportReceiver:
         report, self._courses[key] = progress.measure_progress(self._courses.get(key), now)
         if report is not None:
             try:
-                await self._score_report(key, report)
+                await self._compare_report(key, report)
             except RefusedReport as refused:
                 self._context.metrics.observations.labels(progress.SOURCE, refused.outcome).inc()
                 log.warning("%s: the progress of its TrainJob does not count: %s", key, refused)
 
-    async def _score_report(self, key: Key, report: StepReport) -> None:
+    async def _compare_report(self, key: Key, report: StepReport) -> None:
         """Compare a report with its job's forecast, and schedule the job. The more reports, the longer the delay."""
         pools = self._pools.find_report(key.namespace)
         score = await self._scores.compare_report(key, self._context.cache.training_jobs.get(key), pools, report)

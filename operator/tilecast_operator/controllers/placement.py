@@ -30,7 +30,7 @@ from tilecast_operator.report.advice import make_advice_annotations
 log = logging.getLogger("tilecast")
 
 
-class ChangedError(Exception):
+class JobChangedError(Exception):
     """Error that the job has changed since its placement was decided."""
 
 
@@ -66,7 +66,7 @@ class Placer:
         """
         job = await self._advice.read_job(document)
         workloads = await self._await_workloads(key, job) if job.queue else None
-        if workloads is not None and (refusal := await self._find_risk(job, workloads)) is not None:
+        if workloads is not None and (refusal := await self._find_admission_risk(job, workloads)) is not None:
             return refusal
         # Trainer 2.2 and later has `runtimePatches` instead of `podTemplateOverrides`.
         newer = key.kind != "TrainJob" or (
@@ -86,7 +86,7 @@ class Placer:
             `PLACED`, or `QUEUED` if Kueue has not admitted the job yet.
 
         Raises:
-            ChangedError: The job has changed, or no longer exists.
+            JobChangedError: The job has changed, or no longer exists.
             ApiError: The API server refuses the write.
         """
         key, job = prepared.key, prepared.job
@@ -132,7 +132,7 @@ class Placer:
     async def patch_job(self, key: Key, operations: Sequence[patches.Operation]) -> None:
         """Patch a job. Raise the errors of `write_placement`."""
         try:
-            self._context.cache.jobs.store_written(
+            self._context.cache.jobs.store_written_object(
                 await self._context.writer.patch(
                     make_object_path(key),
                     KINDS[key.kind].plural,
@@ -142,10 +142,10 @@ class Placer:
             )
         except ApiError as error:
             if error.status in (404, 409):
-                raise ChangedError from None
+                raise JobChangedError from None
             raise
 
-    async def _find_risk(self, job: Job, workloads: Sequence[Document]) -> str | None:
+    async def _find_admission_risk(self, job: Job, workloads: Sequence[Document]) -> str | None:
         """Return why Kueue might admit a job before its node selection is written. Return None if it cannot."""
         if any(patches.is_reserved(item) for item in workloads):
             return "QuotaReserved"

@@ -61,7 +61,7 @@ class PodLogReader:
             if not self._context.leadership.is_leader:
                 return
             target = find_running_target(self._context, self._requests, key)
-            if target is None or not target.kind.pod_label or not self._observations.needs_log(key):
+            if target is None or not target.kind.pod_label or not self._observations.needs_pod_log(key):
                 continue
             try:
                 async with asyncio.timeout(JOB_S):
@@ -94,7 +94,7 @@ class PodLogReader:
             report = None if run is None else pod_logs.make_report(run, pod.node, pods.gpus)
             if report is not None:
                 self._read[key] = known.digest()
-                await self._observations.score_log(key, report)
+                await self._observations.record_log_report(key, report)
             if run is not None:
                 return
 

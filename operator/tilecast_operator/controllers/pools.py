@@ -203,7 +203,7 @@ class PoolController:
             ):
                 self.schedule_refresh()
         self._schedule_pools(self._learning.list_pools())
-        self._context.metrics.show_calibration(calibrator)
+        self._context.metrics.set_calibration_metrics(calibrator)
 
     def _schedule_pools(self, names: set[str]) -> None:
         for name in names:
@@ -276,7 +276,7 @@ class PoolController:
             bare = make_apply_document(key, KINDS[key.kind].api_version, uid=applied["metadata"]["uid"])
             applied = await self._context.writer.apply_fields(key, bare, force=False)
             self.schedule_refresh()
-        return self._context.cache.pools.store_written(applied, is_new=True)
+        return self._context.cache.pools.store_written_object(applied, is_new=True)
 
     def _expire_missing_nodes(self, key: Key, left_s: float) -> None:
         """Schedule that the missing nodes of a discovered pool count as deleted after `left_s` seconds."""

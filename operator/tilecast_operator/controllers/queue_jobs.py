@@ -68,7 +68,7 @@ class QueueJobReader:
         for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            row = await self._context.journal.await_noted(key, self._read_row(key))
+            row = await self._context.journal.await_recorded(key, self._read_row(key))
             if isinstance(row, QueueRow):
                 rows.append(row)
             elif row is not None:

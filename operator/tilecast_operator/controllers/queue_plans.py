@@ -69,7 +69,7 @@ class QueuePlanController:
         for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
             table.add_listener(self._on_quota_change)
         cache.queue_advices.add_listener(self._on_advice_change)
-        queue_jobs.answers.pools.add_listener(lambda change: self._read_all_again())
+        queue_jobs.answers.pools.add_listener(lambda change: self._schedule_full_read())
         capacity.add_listener(self._schedule_plan)
         context.leadership.add_listener(lambda is_leading: self._schedule_plan())
         context.runtime.register(QUEUE.kind, self._reconcile_queue)
@@ -91,14 +91,14 @@ class QueuePlanController:
 
     def _on_priority_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         if before is None or now is None or before.value != now.value:
-            self._read_all_again()
+            self._schedule_full_read()
 
     def _on_quota_change(self, key: Key, before: CachedObject[Any] | None, now: CachedObject[Any] | None) -> None:
         if before is None or now is None or before.value.get("spec") != now.value.get("spec"):
             self._jobs.clear_rows()
         self._schedule_plan()
 
-    def _read_all_again(self) -> None:
+    def _schedule_full_read(self) -> None:
         self._jobs.clear_rows()
         self._schedule_plan()
 
@@ -119,7 +119,7 @@ class QueuePlanController:
         if state == self._state:
             return
         facts, now_s = (
-            report.QueuePlanInputs(state, settings.queue_policy, self._find_before(state.rows)),
+            report.QueuePlanInputs(state, settings.queue_policy, self._find_previous_positions(state.rows)),
             self._context.clock(),
         )
         plan, positions = await asyncio.to_thread(report.plan_queue, facts, now_s)
@@ -131,7 +131,7 @@ class QueuePlanController:
         for key in changed:
             self._context.runtime.add(key, in_background=key in facts.before)
             self._requests.notify_requesters(key)
-        self._context.metrics.show_queue(plan, time.monotonic() - began_s, now_s)
+        self._context.metrics.set_queue_metrics(plan, time.monotonic() - began_s, now_s)
         self._context.runtime.add(self._advice_key)
 
     async def _read_state(self) -> QueueState:
@@ -151,7 +151,7 @@ class QueuePlanController:
         held = {place: count for place, count in held.items() if count}
         return QueueState(rows, refused, make_capacities(entries, held, rows))
 
-    def _find_before(self, rows: Sequence[QueueRow]) -> dict[Key, QueuePosition]:
+    def _find_previous_positions(self, rows: Sequence[QueueRow]) -> dict[Key, QueuePosition]:
         """Return the previous position of each job, from the last plan or from the status of its TrainingJob."""
         before = dict[Key, QueuePosition]()
         for row in rows:
@@ -177,7 +177,7 @@ class QueuePlanController:
         if want.spec is not None:
             fields = make_apply_document(key, KINDS[key.kind].api_version) | {"spec": want.spec}
             body = await self._context.writer.apply_fields(key, fields)
-            seen = self._context.cache.queue_advices.store_written(body, is_new=True)
+            seen = self._context.cache.queue_advices.store_written_object(body, is_new=True)
             want = report.decide_queue_advice(replace(facts, view=seen.value), now_s)
         if seen is None or want.status is None or digest_status(want.status.document()) == seen.value.digest:
             return

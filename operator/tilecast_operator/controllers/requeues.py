@@ -20,7 +20,7 @@ from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import AdmissionController
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvisor
 from tilecast_operator.controllers.kueue_features import KueueDetector
-from tilecast_operator.controllers.placement import ChangedError, Placer
+from tilecast_operator.controllers.placement import JobChangedError, Placer
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.controller_state import StateTable
@@ -109,7 +109,7 @@ class RequeueController:
             if await self._requeue_job(key, job.uid):
                 self.forget_wait(key)
                 return None
-        except ChangedError:
+        except JobChangedError:
             pass  # the next try sees the job as it is by then
         except ApiError as error:
             if error.status not in REFUSALS:
@@ -142,7 +142,7 @@ class RequeueController:
             return False
         if any(map(patches.is_reserved, await self.list_workloads(key, uid))):
             return False
-        open_job, chosen = jobs.remove_node_choice(job), job.workers[0].node_selector if job.workers else {}
+        open_job, chosen = jobs.remove_advised_selector(job), job.workers[0].node_selector if job.workers else {}
         flavors = await self._rank_flavors(key, open_job)
         others = [flavor for flavor in flavors if not flavor.node_labels.items() <= chosen.items()]
         if not others:
@@ -152,7 +152,7 @@ class RequeueController:
         limit_s = self._context.settings.requeue_s
         names = ", ".join(flavor.name for flavor in flavors)
         text = f"no quota for {limit_s:g} s where it was placed; with {job.gpus} GPUs as before it may run on {names}"
-        await self._admission.post_requeued(key, job, text)
+        await self._admission.post_requeue_event(key, job, text)
         await self.widen_workloads(key, open_job)
         return True
 

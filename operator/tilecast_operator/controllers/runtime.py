@@ -69,7 +69,7 @@ class SharedContext:
         text = self.cache.quarantine.find_quarantine_reason(key)
         return None if text is None else AdviceRefusal(INPUT_QUARANTINED, text)
 
-    async def try_post(self, key: Key, uid: str, note: EventContent, *, is_change: bool = False) -> bool:
+    async def try_post_event(self, key: Key, uid: str, note: EventContent, *, is_change: bool = False) -> bool:
         """Write an Event about an object. Return whether this succeeded."""
         try:
             return await self.writer.post_event(key, uid, note, is_change=is_change)
@@ -121,9 +121,9 @@ class Runtime:
         """
         self._reconcile[kind] = reconcile
         self._gone[kind] = gone or (lambda key: None if table is None else table.forget_object(key))
-        self._metrics.queue.labels(kind).set_function(lambda: self.backlog(kind))
+        self._metrics.queue.labels(kind).set_function(lambda: self.count_backlog(kind))
 
-    def backlog(self, kind: str) -> int:
+    def count_backlog(self, kind: str) -> int:
         """Return the number of keys of a kind that are ready or failed the last time."""
         return sum(key.kind == kind for key in {*self.queue.iterate_ready_keys(), *self._failures})
 
@@ -135,7 +135,7 @@ class Runtime:
         if key.kind in self._reconcile:
             self.queue.add(key, delay_s, in_background=in_background)
 
-    def take_over(self, other_keys: Iterable[Key]) -> None:
+    def queue_all_keys(self, other_keys: Iterable[Key]) -> None:
         """Queue all keys, because this replica becomes leader.
 
         Keys with unwritten advice are due at once. `other_keys` are due within `TAKE_OVER_S`.
@@ -165,7 +165,7 @@ class Runtime:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def unhealthy(self) -> str | None:
+    def find_health_problem(self) -> str | None:
         """Return why the process should be restarted, or None if it is healthy."""
         if ended := [task.get_name() for task in self._tasks if task.done()]:
             return f"{', '.join(ended)} ended"
@@ -184,7 +184,7 @@ class Runtime:
         while True:
             key = await self.queue.take_key()
             try:
-                await self._journal.await_noted(key, self._reconcile[key.kind](key))
+                await self._journal.await_recorded(key, self._reconcile[key.kind](key))
                 self._failures.pop(key, None)
                 self._unwritten.pop(key, None)
             except NotLeaderError:

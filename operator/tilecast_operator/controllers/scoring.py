@@ -181,7 +181,7 @@ class ForecastComparison:
 
 
 def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> CompleteForecast:
-    return CompleteForecast.from_cut_values(
+    return CompleteForecast.from_truncated_values(
         frozen_at=since,
         pool=forecast.pool.name,
         gpus=forecast.plan.gpus,

@@ -29,11 +29,11 @@ class NamespaceShard:
         cache = context.cache
         self._tables = (cache.training_jobs, cache.jobs)
         for table in self._tables:
-            table.is_ours = self._is_ours
+            table.is_ours = self._is_in_shard
         cache.namespaces.add_listener(self._on_namespace_change)
         context.runtime.register(NAMESPACE, self._list_jobs)
 
-    def _is_ours(self, namespace: str) -> bool | None:
+    def _is_in_shard(self, namespace: str) -> bool | None:
         """Return whether the labels of a namespace select it, or None as long as they are unknown."""
         seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
         return None if seen is None else self._selector.selects(seen.value.labels)

@@ -79,15 +79,15 @@ class TargetReader:
         name, first = f"{target.kind}/{target.name}", self._requests.find_requester(target)
         if first is not None and first[0] != key.name:
             text = f"TrainingJob {first[0]} names {target.kind} {target.name} too and is older"
-            return _refused_target(
+            return _make_refused_target(
                 name, AdviceRefusal("TargetConflict", f"{text}; delete one of them, or change spec.targetRef")
             )
         if (refusal := self._context.find_quarantine(target)) is not None:
-            return _refused_target(name, refusal)
+            return _make_refused_target(name, refusal)
         seen = self._context.cache.jobs.get(target)
         value = seen.value if seen is not None else await self._fetch_target(target)
         if isinstance(value, AdviceRefusal):
-            return _refused_target(name, value)
+            return _make_refused_target(name, value)
         job, mode = await self._advice.read_job(value), read_mode(document)
         request = AdviceRequest(document, mode, key.name)
         answer, _ = await self._advice.advise_job(job, request, writes_advice=mode == "Initial")
@@ -119,7 +119,7 @@ class TargetReader:
         return AdviceRefusal("TargetNotFound", f"{text}; create it, or correct spec.targetRef")
 
 
-def _refused_target(name: str, refusal: AdviceRefusal) -> Target:
+def _make_refused_target(name: str, refusal: AdviceRefusal) -> Target:
     applied = ConditionContent("False", refusal.reason, refusal.message)
     return Target(name, refusal, applied, is_gone=refusal.reason == "TargetNotFound")
 

@@ -9,7 +9,7 @@ from tilecast.api.status import TrainingJobStatus
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.advisor_client import AdvisorClient, add_run_notes
 from tilecast_operator.controllers.capacity import Destination
-from tilecast_operator.controllers.contention import Contention
+from tilecast_operator.controllers.contention import WriteContention
 from tilecast_operator.controllers.desired import (
     UNANNOTATED,
     DesiredTrainingJob,
@@ -71,7 +71,11 @@ class StatusWriter:
     """Writer of advice to TrainingJobs. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, learning: PoolLearningController, planned: QueuePositions, contention: Contention
+        self,
+        context: SharedContext,
+        learning: PoolLearningController,
+        planned: QueuePositions,
+        contention: WriteContention,
     ) -> None:
         self._context = context
         self._learning = learning
@@ -259,7 +263,7 @@ class TrainingJobController:
         known = None if target is None else target.answer
         answer, seen = await self._answers.notices.advise_with_notices(key, seen, question, known)
         if (
-            self._retry_if_interrupted(key, answer)
+            self._schedule_retry_if_interrupted(key, answer)
             and best is not None
             and before.observed_generation == view.generation
         ):
@@ -272,7 +276,7 @@ class TrainingJobController:
         fit = capacity.STARTED if inputs.has_started else self._destinations.capacity.check_fit(key, place)
         return replace(inputs, answer=answer, fit=fit), seen
 
-    def _retry_if_interrupted(self, key: Key, outcome: AdviceOutcome) -> bool:
+    def _schedule_retry_if_interrupted(self, key: Key, outcome: AdviceOutcome) -> bool:
         """Return whether the search for a job was interrupted. If so, schedule the next try."""
         if (pause := find_interruption(outcome)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)

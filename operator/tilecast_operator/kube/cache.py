@@ -2,7 +2,7 @@
 
 Events may arrive in any order, late, twice, or about an object that another one of the same name has replaced. The
 cache resolves this once for all controllers, which listen to it and read from it. Objects that they write come back
-through `CacheTable.store_written`.
+through `CacheTable.store_written_object`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class CacheTable(Generic[ValueT]):
             if is_ours is None:
                 self._postponed[key] = body
             return
-        if known is not None and not _is_newer_version(_resource_version(body), known.resource_version):
+        if known is not None and not _is_newer_version(_get_resource_version(body), known.resource_version):
             return
         selected = self._select_part(body)
         if selected is None:
@@ -134,7 +134,7 @@ class CacheTable(Generic[ValueT]):
         if (known := self._objects.get(key)) is not None:
             self._drop_object(key, known)
 
-    def store_written(self, body: Document, *, is_new: bool = False) -> CachedObject[ValueT]:
+    def store_written_object(self, body: Document, *, is_new: bool = False) -> CachedObject[ValueT]:
         """Store the object that a write returned, without calling listeners, and return its stored state.
 
         Args:
@@ -149,7 +149,7 @@ class CacheTable(Generic[ValueT]):
         return now
 
     def _parse_object(self, body: Document) -> CachedObject[ValueT]:
-        return CachedObject(str(body["metadata"].get("uid", "")), _resource_version(body), self._parse(body))
+        return CachedObject(str(body["metadata"].get("uid", "")), _get_resource_version(body), self._parse(body))
 
     def _drop_object(self, key: Key, known: CachedObject[ValueT]) -> None:
         del self._objects[key]
@@ -179,7 +179,7 @@ class ObjectCache:
 
     def put_object(self, body: Document) -> None:
         """Store an object that the API server reported in the table of its kind."""
-        with self._journal.note_reading(Key.from_object(body)):
+        with self._journal.record_reading(Key.from_object(body)):
             self._tables[str(body["kind"])].put_object(body)
 
     def remove_object(self, body: Document) -> None:
@@ -197,7 +197,7 @@ class ObjectCache:
         return self._tables[key.kind]
 
 
-def _resource_version(body: Document) -> str:
+def _get_resource_version(body: Document) -> str:
     return str(body["metadata"].get("resourceVersion", ""))
 
 

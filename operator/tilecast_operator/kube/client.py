@@ -44,7 +44,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _HttpRequest:
     """HTTP request to the API server, with method, path, content and query."""
 
     method: str
@@ -154,22 +154,26 @@ class Api:
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
         query = self._managed | {"force": "true" if force else "false"}
-        return await self._send(_Request("PATCH", path, document, query, _APPLY, is_fenced=True))
+        return await self._send_request(_HttpRequest("PATCH", path, document, query, _APPLY, is_fenced=True))
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Apply a JSON patch (RFC 6902) to an object, and return the whole object. Errors are as in `apply`."""
-        return await self._send(_Request("PATCH", path, operations, self._managed, _PATCH, is_fenced=True))
+        return await self._send_request(_HttpRequest("PATCH", path, operations, self._managed, _PATCH, is_fenced=True))
 
     async def merge(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Apply a merge patch (RFC 7386) to an object, and return the whole object. Errors are as in `apply`."""
-        return await self._send(_Request("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True))
+        return await self._send_request(
+            _HttpRequest("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True)
+        )
 
     async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return the object that a merge patch (RFC 7386) would produce. Errors are as in `apply`.
 
         Webhooks are called, and nothing is stored.
         """
-        return await self._send(_Request("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH))
+        return await self._send_request(
+            _HttpRequest("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH)
+        )
 
     async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
         """Create an object. Errors are as in `apply`.
@@ -179,22 +183,22 @@ class Api:
             document: the object.
             is_fenced: whether only the leader may create it. False for reviews, which the API server does not store.
         """
-        return await self._send(_Request("POST", path, document, self._managed, is_fenced=is_fenced))
+        return await self._send_request(_HttpRequest("POST", path, document, self._managed, is_fenced=is_fenced))
 
     async def replace(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object.
 
         A resource version other than that of `document` raises ApiError 409. Errors are as in `apply`.
         """
-        return await self._send(_Request("PUT", path, document, self._managed))
+        return await self._send_request(_HttpRequest("PUT", path, document, self._managed))
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         """Return an object or a list. Errors are as in `apply`."""
-        return await self._send(_Request("GET", path, query=query))
+        return await self._send_request(_HttpRequest("GET", path, query=query))
 
     async def read_bytes(self, path: str, query: Mapping[str, str], limit: int) -> bytes:
         """Return the first `limit` bytes of a response that is not JSON, such as a log. Errors are as in `apply`."""
-        async with self._open(_Request("GET", path, query=query, accept=_TEXT), self._timeout) as response:
+        async with self._open_request(_HttpRequest("GET", path, query=query, accept=_TEXT), self._timeout) as response:
             read, size = list[bytes](), 0
             async for chunk in response.content.iter_any():
                 read.append(chunk[: limit - size])
@@ -203,12 +207,14 @@ class Api:
                     response.close()
                     break
             if response.status >= 300:
-                raise self._error_of_refusal(response, b"".join(read).decode(errors="replace"))
+                raise self._make_refusal_error(response, b"".join(read).decode(errors="replace"))
             return b"".join(read)
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
         """Delete an object. A changed UID or resource version raises ApiError 409. Other errors are as in `apply`."""
-        return await self._send(_Request("DELETE", path, make_delete_options(uid, resource_version), is_fenced=True))
+        return await self._send_request(
+            _HttpRequest("DELETE", path, make_delete_options(uid, resource_version), is_fenced=True)
+        )
 
     async def stream_lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
         """Yield the lines of a streamed response until the server ends it. Errors are as in `apply`.
@@ -219,32 +225,34 @@ class Api:
             idle_s: seconds without data after which to give up.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=idle_s)
-        async with self._open(_Request("GET", path, query=query), timeout) as response:
+        async with self._open_request(_HttpRequest("GET", path, query=query), timeout) as response:
             if response.status >= 300:
-                raise self._error_of_refusal(response, await response.text(errors="replace"))
+                raise self._make_refusal_error(response, await response.text(errors="replace"))
             rest = b""
             async for chunk in response.content.iter_any():
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield line
 
-    async def _send(self, request: _Request) -> dict[str, Any]:
-        async with self._open(request, self._timeout) as response:
+    async def _send_request(self, request: _HttpRequest) -> dict[str, Any]:
+        async with self._open_request(request, self._timeout) as response:
             text = await response.text(errors="replace")
             if response.status < 300:
                 answer = self.parse(text)
                 self.clock.set_from_header(response.headers.get("Date", ""))
                 return answer
-            raise self._error_of_refusal(response, text)
+            raise self._make_refusal_error(response, text)
 
-    def _error_of_refusal(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
+    def _make_refusal_error(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
         """Return the error of a refused request. Log in again if the credentials have expired."""
         if response.status == 401:
             self._connection = self._login()
-        return ApiError(response.status, _error_message(text), _retry_after_s(response.headers.get("Retry-After")))
+        return ApiError(
+            response.status, _parse_error_message(text), _parse_retry_after_s(response.headers.get("Retry-After"))
+        )
 
-    def _open(
-        self, request: _Request, timeout: aiohttp.ClientTimeout
+    def _open_request(
+        self, request: _HttpRequest, timeout: aiohttp.ClientTimeout
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._connection is None:
             raise ApiError(401, "not logged in yet")
@@ -291,14 +299,14 @@ async def list_pages(api: Api, path: str, query: Mapping[str, str], limit: int) 
         query["continue"] = onward
 
 
-def _error_message(text: str) -> str:
+def _parse_error_message(text: str) -> str:
     try:
         return str(json.loads(text).get("message", ""))[:500]
     except (ValueError, AttributeError):
         return text[:200]
 
 
-def _retry_after_s(text: str | None) -> float | None:
+def _parse_retry_after_s(text: str | None) -> float | None:
     """Return the wait in a Retry-After header, within bounds, or None if it is not a number of seconds."""
     try:
         asked_s = float(text or "")

@@ -37,7 +37,7 @@ class WriterIdentity:
     variable_text: re.Pattern[str] = re.compile(r"(?!)")
     """Pattern of the parts of a note's text that may change while the state of the object stays the same."""
 
-    def note_state(self, note: EventContent) -> tuple[str, str, str]:
+    def get_constant_content(self, note: EventContent) -> tuple[str, str, str]:
         """Return type, reason and constant text of a note. They change only when the object's state changes."""
         return note.type, note.reason, self.variable_text.sub("", note.text)
 
@@ -50,7 +50,7 @@ def make_event_document(
     Its name has a digest of the constant text and of the occasion, so that the API server refuses a second Event about
     the same state. An Event about an object without a namespace is in `default`, like those of the kubelet.
     """
-    _, reason, state = author.note_state(note)
+    _, reason, state = author.get_constant_content(note)
     parts = (uid, reason, state[:MAX_NOTE], *((occasion,) if occasion else ()))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     involved = {"apiVersion": api_version, "kind": about.kind, "name": about.name, "uid": uid}
@@ -100,7 +100,7 @@ def make_apply_document(
         "resourceVersion": resource_version,
         "annotations": None if annotations is None else dict(annotations),
     }
-    document = {"apiVersion": api_version, "kind": key.kind, "metadata": _without_none(metadata)}
+    document = {"apiVersion": api_version, "kind": key.kind, "metadata": _drop_none(metadata)}
     return document if status is None else {**document, "status": dict(status)}
 
 
@@ -185,11 +185,11 @@ def make_lease_document(
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": _without_none(metadata),
+        "metadata": _drop_none(metadata),
         "spec": spec.document(),
     }
 
 
-def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}

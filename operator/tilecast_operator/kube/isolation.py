@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 
 
-class Isolation:
+class ReadIsolation:
     """Lock under which threads read objects concurrently, except that a suspect is read alone.
 
     Objects are given as the journal's notes of them.

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tilecast_operator.kube.isolation import Isolation
+from tilecast_operator.kube.isolation import ReadIsolation
 from tilecast_operator.kube.kinds import Key
 
 ResultT = TypeVar("ResultT")
@@ -46,7 +46,7 @@ _CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
 """Note of the object that this task is reading. Threads and tasks that it starts inherit it."""
 
 
-class _Slot:
+class _JournalSlot:
     """Region of the journal file that belongs to one thread."""
 
     __slots__ = ("note", "region")
@@ -80,7 +80,7 @@ class Journal:
         self._view[: len(RUNNING)] = RUNNING
         self._numbers = itertools.count(1)
         self._local = threading.local()
-        self._isolation = Isolation()
+        self._isolation = ReadIsolation()
 
     def isolate(self, keys: Iterable[Key]) -> None:
         """Set the suspects, which no thread may read while another thread reads. Call this before any read."""
@@ -91,9 +91,9 @@ class Journal:
         self._view[: len(ENDED)] = ENDED
 
     @contextmanager
-    def note_reading(self, key: Key) -> Iterator[None]:
+    def record_reading(self, key: Key) -> Iterator[None]:
         """Record, for the duration of a `with` block, that an object is being read."""
-        slot, note = self._thread_slot(), _encode_key(key)
+        slot, note = self._get_thread_slot(), _encode_key(key)
         self._isolation.enter(note, LOOP_S if note in self._isolation.suspects else 0.0)
         before = _swap_note(slot, note)
         try:
@@ -103,12 +103,12 @@ class Journal:
             self._isolation.leave(note)
 
     @types.coroutine
-    def await_noted(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
+    def await_recorded(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
         """Await a coroutine. The journal names the object while the coroutine runs, but not while it waits.
 
         If the object is a suspect, every step of the coroutine waits until no other thread reads an object.
         """
-        note, slot, isolation = _encode_key(key), self._thread_slot(), self._isolation
+        note, slot, isolation = _encode_key(key), self._get_thread_slot(), self._isolation
         token = _CURRENT.set(note)
         value, error = None, None
         try:
@@ -137,9 +137,9 @@ class Journal:
         finally:
             _CURRENT.reset(token)
 
-    def call_noted(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    def call_recorded(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in a thread. The journal names the object that the calling task is reading."""
-        slot, note = self._thread_slot(), _CURRENT.get()
+        slot, note = self._get_thread_slot(), _CURRENT.get()
         self._isolation.enter(note)
         before = _swap_note(slot, note)
         try:
@@ -148,13 +148,13 @@ class Journal:
             _swap_note(slot, before)
             self._isolation.leave(note)
 
-    def _thread_slot(self) -> _Slot:
-        slot: _Slot | None = getattr(self._local, "slot", None)
+    def _get_thread_slot(self) -> _JournalSlot:
+        slot: _JournalSlot | None = getattr(self._local, "slot", None)
         if slot is None:
             number = next(self._numbers)
             start = number * SLOT_BYTES
             region = self._view[start : start + SLOT_BYTES] if number < SLOTS else bytearray(SLOT_BYTES)
-            slot = self._local.slot = _Slot(region)
+            slot = self._local.slot = _JournalSlot(region)
         return slot
 
 
@@ -169,7 +169,7 @@ def _encode_key(key: Key) -> bytes:
     return len(text).to_bytes(LENGTH_BYTES, "big") + text
 
 
-def _swap_note(slot: _Slot, note: bytes) -> bytes:
+def _swap_note(slot: _JournalSlot, note: bytes) -> bytes:
     """Write a note into a slot, and return the note that was there before."""
     before, slot.note = slot.note, note
     slot.region[: len(note)] = note

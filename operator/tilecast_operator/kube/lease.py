@@ -85,7 +85,7 @@ class Leadership:
     def extend_lead(self, until_s: float) -> None:
         """Make this replica the leader until `until_s`, a time of the monotonic clock in seconds."""
         # Report the end of the previous lease if no timer ran in between, so that refused work is due again
-        self._report_end()
+        self._report_lost_lead()
         self._until_s = until_s
         loop = asyncio.get_running_loop()
         for limit in self._limits:
@@ -93,16 +93,16 @@ class Leadership:
                 limit.reschedule(until_s)
         if self._end is not None:
             self._end.cancel()
-        self._end = loop.call_at(until_s, self._report_end)
+        self._end = loop.call_at(until_s, self._report_lost_lead)
         if self.is_leader and not self._is_leading:
             self._set_leading(True)
 
     def stop_leading(self) -> None:
         """Give up leadership at once."""
         self._until_s = -math.inf
-        self._report_end()
+        self._report_lost_lead()
 
-    def _report_end(self) -> None:
+    def _report_lost_lead(self) -> None:
         if self._is_leading and not self.is_leader:
             self._set_leading(False)
 
@@ -113,7 +113,7 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True)
-class _SeenLease:
+class _ObservedLease:
     """The Lease as this replica last read it."""
 
     resource_version: str
@@ -123,7 +123,7 @@ class _SeenLease:
     """Time at which this state of the Lease was first seen, by the monotonic clock, in seconds."""
 
     @classmethod
-    def from_object(cls, body: Document, annotation: str, since_s: float) -> _SeenLease:
+    def from_object(cls, body: Document, annotation: str, since_s: float) -> _ObservedLease:
         metadata = body["metadata"]
         address = str((metadata.get("annotations") or {}).get(annotation, ""))
         return cls(str(metadata["resourceVersion"]), LeaseSpec.from_object(body), address, since_s)
@@ -160,7 +160,7 @@ class Election:
         self.identity = f"{self.instance}_{uuid.uuid4()}"
         """Name of this replica in the Lease. Only readers of the Lease know it."""
         self._namespace, _, self._name = self.lease_name.partition("/")
-        self._record: _SeenLease | None = None
+        self._record: _ObservedLease | None = None
         self._is_released = False
 
     @property
@@ -221,7 +221,7 @@ class Election:
     async def _read_lease(self) -> None:
         """Read the Lease. If it is unchanged, keep the time at which it was first seen."""
         try:
-            body = await self.client.get(self._lease_path())
+            body = await self.client.get(self._make_lease_path())
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -229,7 +229,7 @@ class Election:
             return
         known = self._record
         if known is None or known.resource_version != str(body["metadata"]["resourceVersion"]):
-            self._record = _SeenLease.from_object(body, self.annotation, time.monotonic())
+            self._record = _ObservedLease.from_object(body, self.annotation, time.monotonic())
 
     async def _write_lease(self, holder: str, lease_s: int) -> None:
         """Write the Lease, unless another replica has written it since it was read."""
@@ -248,11 +248,11 @@ class Election:
         version, annotations = known.resource_version if known else None, {self.annotation: self.address}
         document = make_lease_document(self._namespace, self._name, spec, annotations, version)
         if known is None:
-            answer = await self.client.create(self._lease_path(is_list=True), document, is_fenced=False)
+            answer = await self.client.create(self._make_lease_path(is_list=True), document, is_fenced=False)
         else:
-            answer = await self.client.replace(self._lease_path(), document)
-        self._record = _SeenLease.from_object(answer, self.annotation, time.monotonic())
+            answer = await self.client.replace(self._make_lease_path(), document)
+        self._record = _ObservedLease.from_object(answer, self.annotation, time.monotonic())
 
-    def _lease_path(self, *, is_list: bool = False) -> str:
+    def _make_lease_path(self, *, is_list: bool = False) -> str:
         root = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
         return root if is_list else f"{root}/{self._name}"

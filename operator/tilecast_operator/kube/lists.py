@@ -101,7 +101,7 @@ class ListCheck:
         except (ApiError, *UNREACHABLE):
             return None
         self._check_version(self.kinds[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
-        return None if kind in self.uncounted else _list_length(page)
+        return None if kind in self.uncounted else _count_listed_objects(page)
 
     def _check_version(self, resource: str, text: str) -> None:
         """Check that the resource version of a list has not fallen.
@@ -116,7 +116,7 @@ class ListCheck:
         self._versions[resource] = max(version, before)
 
 
-def _list_length(page: Document) -> int | None:
+def _count_listed_objects(page: Document) -> int | None:
     """Return the length of a whole list from one of its pages, or None if the page does not give it."""
     metadata, items = page.get("metadata") or {}, page.get("items") or ()
     if not metadata.get("continue"):

@@ -58,15 +58,15 @@ def add_deaths(records: DeathRecords, suspects: Iterable[Key], now_s: float) -> 
         suspects: the objects that were being read.
         now_s: Unix time, in seconds.
     """
-    after = _recent_records(records, now_s)
+    after = _select_recent_records(records, now_s)
     suspects = set(suspects)
     to_blame = suspects if len(suspects) == 1 else set[Key]()
     for key in suspects:
-        deaths = _death_count(after, key) + 1
+        deaths = _get_death_count(after, key) + 1
         after[key] = DeathRecord(deaths, now_s, now_s + compute_quarantine_s(deaths) if key in to_blame else 0.0)
     for namespace in {key.namespace for key in to_blame if key.namespace}:
         key = Key(EVERYTHING, namespace)
-        deaths = _death_count(after, key) + 1
+        deaths = _get_death_count(after, key) + 1
         beyond = deaths - NAMESPACE_DEATHS
         after[key] = DeathRecord(deaths, now_s, now_s + compute_quarantine_s(1 + beyond) if beyond >= 0 else 0.0)
     return after
@@ -103,7 +103,7 @@ class Quarantine:
         self._clock = clock
         self._held: dict[Key, tuple[str, str]] = {}
         """UID of every quarantined object that was seen, and the reason."""
-        self._records = _recent_records(_load_records(self._path), clock())
+        self._records = _select_recent_records(_load_records(self._path), clock())
         self.changed: Callable[[Counter[str]], None] = lambda counts: None
         """Function to call with the number of quarantined objects of each kind, whenever that changes."""
         if suspects := tuple(suspects):
@@ -124,7 +124,7 @@ class Quarantine:
         if not self._records:
             return body
         key = Key.from_object(body)
-        place, record = self._active_record(key)
+        place, record = self._find_active_record(key)
         if record is None or (place == key and self._has_changed(key, record, body)):
             self._release_object(key)
             return body
@@ -134,7 +134,7 @@ class Quarantine:
         if key not in self._held:
             log.warning("%s is set aside until %s", key, format_time(record.until_s))
         self._held[key] = str(body["metadata"].get("uid", "")), f"{text}; correct or delete it"
-        self.changed(self._counts_by_kind())
+        self.changed(self._count_by_kind())
         return self._harmless_part(body)
 
     def remove_object(self, key: Key) -> None:
@@ -154,9 +154,9 @@ class Quarantine:
 
     def list_due_keys(self) -> list[Key]:
         """Return the keys of objects whose time in quarantine is over."""
-        return [key for key in self._held if self._active_record(key)[1] is None]
+        return [key for key in self._held if self._find_active_record(key)[1] is None]
 
-    def _active_record(self, key: Key) -> tuple[Key, DeathRecord | None]:
+    def _find_active_record(self, key: Key) -> tuple[Key, DeathRecord | None]:
         """Return the key and the record by which an object is quarantined now. The record is None if there is none."""
         whole, now_s = Key(EVERYTHING, key.namespace), self._clock()
         for place in (key, whole) if key.namespace else (key,):
@@ -183,9 +183,9 @@ class Quarantine:
     def _release_object(self, key: Key) -> None:
         if self._held.pop(key, None) is not None:
             log.warning("%s is read again", key)
-            self.changed(self._counts_by_kind())
+            self.changed(self._count_by_kind())
 
-    def _counts_by_kind(self) -> Counter[str]:
+    def _count_by_kind(self) -> Counter[str]:
         return Counter(key.kind for key in self._held)
 
     def _save_records(self) -> None:
@@ -200,12 +200,12 @@ class Quarantine:
             log.warning("journal: %s; what is set aside is not remembered", error)
 
 
-def _recent_records(records: DeathRecords, now_s: float) -> dict[Key, DeathRecord]:
+def _select_recent_records(records: DeathRecords, now_s: float) -> dict[Key, DeathRecord]:
     """Return the records that remain after old deaths are dropped."""
     return {key: item for key, item in records.items() if now_s < max(item.last_s, item.until_s) + FORGET_S}
 
 
-def _death_count(records: DeathRecords, key: Key) -> int:
+def _get_death_count(records: DeathRecords, key: Key) -> int:
     return records[key].deaths if key in records else 0
 
 

@@ -174,7 +174,7 @@ class NodeInformer(Informer):
 
     def _add_listed(self, item: Document) -> None:
         node = {**item, "kind": "Node"}
-        self._seen[str(item["metadata"].get("uid", ""))] = _node_identity(node)
+        self._seen[str(item["metadata"].get("uid", ""))] = _make_node_identity(node)
         self._on_node(node)
 
     def _end_list(self) -> None:
@@ -192,7 +192,7 @@ class NodeInformer(Informer):
             self._known.pop(uid, None)
             self._forget_node(uid, node)
             return
-        self._known[uid] = _node_identity(node)
+        self._known[uid] = _make_node_identity(node)
         self._on_node(node)
         if head := _HEAD.match(line):
             self._digests[head[1]] = digest_event(line, head.end())
@@ -232,7 +232,7 @@ def _split_at_times(text: bytes, mark: bytes) -> list[bytes]:
     return [first, *(part[_TIME:] if part[_TIME - 7 : _TIME - 6] == b":" else part for part in rest)]
 
 
-def _node_identity(node: Document) -> Document:
+def _make_node_identity(node: Document) -> Document:
     """Return a node reduced to name and UID, which are enough to report its deletion."""
     metadata = node["metadata"]
     return {"kind": "Node", "metadata": {"name": metadata["name"], "uid": metadata.get("uid", "")}}

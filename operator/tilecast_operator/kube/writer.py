@@ -74,22 +74,22 @@ class Writer:
             ApiError: the API server refused the write, with status 409 if the object has changed.
         """
         fields = self._apply_document(key, cached, is_conditional, annotations=annotations)
-        return self.cache.table(key).store_written(await self.apply_fields(key, fields))
+        return self.cache.table(key).store_written_object(await self.apply_fields(key, fields))
 
     async def write_status(
         self, key: Key, cached: CachedObject[Any], status: Mapping[str, Any], *, is_conditional: bool = True
     ) -> CachedObject[Any]:
         """Apply a whole status to an object. `annotate` describes the arguments and errors."""
         fields = self._apply_document(key, cached, is_conditional, status=status)
-        return self.cache.table(key).store_written(await self.apply_fields(key, fields, "/status"))
+        return self.cache.table(key).store_written_object(await self.apply_fields(key, fields, "/status"))
 
     async def apply_fields(
         self, key: Key, document: Document, subresource: str = "", *, force: bool = True
     ) -> dict[str, Any]:
         """Apply the fields of a document by server-side apply, and return the object. Errors are as in `annotate`."""
-        resource, path = self.kinds[key.kind].plural + subresource, self._object_path(key) + subresource
+        resource, path = self.kinds[key.kind].plural + subresource, self._make_object_path(key) + subresource
         try:
-            return await self._send_counted(
+            return await self._send_and_count(
                 resource, _make_permit_request(key), lambda: self.client.apply(path, document, force=force)
             )
         except ApiError as error:
@@ -98,25 +98,25 @@ class Writer:
         # The object was stored before its CRD became as strict as it is now.
         if subresource:
             operations = make_status_patch(document)
-            return await self._send_counted(
+            return await self._send_and_count(
                 resource, _make_permit_request(key), lambda: self.client.patch(path, operations)
             )
         merged = make_annotations_patch(document, self.author.annotations)
-        return await self._send_counted(resource, _make_permit_request(key), lambda: self.client.merge(path, merged))
+        return await self._send_and_count(resource, _make_permit_request(key), lambda: self.client.merge(path, merged))
 
     async def patch(
         self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], permit_request: PermitRequest = NOBODY
     ) -> dict[str, Any]:
         """Apply a JSON patch to an object with a permit of the requesting namespace, and return the object."""
-        return await self._send_counted(resource, permit_request, lambda: self.client.patch(path, operations))
+        return await self._send_and_count(resource, permit_request, lambda: self.client.patch(path, operations))
 
     async def delete(self, key: Key, cached: CachedObject[Any]) -> None:
         """Delete an object, unless the object has changed since the caller read it as `cached`."""
         try:
-            await self._send_counted(
+            await self._send_and_count(
                 self.kinds[key.kind].plural,
                 _make_permit_request(key),
-                lambda: self.client.delete(self._object_path(key), cached.uid, cached.resource_version),
+                lambda: self.client.delete(self._make_object_path(key), cached.uid, cached.resource_version),
             )
         except ApiError as error:
             if error.status not in (404, 409):
@@ -143,7 +143,7 @@ class Writer:
             body = make_event_document(note, self.author, key, self.kinds[key.kind].api_version, uid, now, occasion)
             path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
             try:
-                if await self._send_counted(
+                if await self._send_and_count(
                     "events", _make_permit_request(key), partial(self._create_if_absent, path, body)
                 ):
                     return True
@@ -154,7 +154,7 @@ class Writer:
                 return False
         return True
 
-    def _object_path(self, key: Key) -> str:
+    def _make_object_path(self, key: Key) -> str:
         return self.kinds[key.kind].path(key.namespace, key.name)
 
     def _apply_document(
@@ -174,7 +174,7 @@ class Writer:
                 return None
             raise
 
-    async def _send_counted(
+    async def _send_and_count(
         self, resource: str, permit_request: PermitRequest, request: Callable[[], Awaitable[AnswerT]]
     ) -> AnswerT:
         async with self._turns.acquire(None, permit_request), self.leadership.guard_write():

@@ -46,9 +46,9 @@ class Metrics(MetricFamilies):
             # A resource that was never answered is as old as the process.
             self.watched.labels(resource).set_to_current_time()
         self._is_leading = True
-        self.show_leadership(True)
+        self.set_leadership_metric(True)
 
-    def show_leadership(self, is_leading: bool) -> None:
+    def set_leadership_metric(self, is_leading: bool) -> None:
         """Show whether this replica leads.
 
         Series that would be the same in every replica are shown only by the leader, so that sums over replicas are
@@ -102,20 +102,20 @@ class Metrics(MetricFamilies):
         if forecast.followed and steps and baseline is not None:
             self.saved.inc(max(0.0, baseline - seconds * forecast.gpus) * steps)
 
-    def show_kueue(self, served: str, release: str, stop_policy: bool, gate: str) -> None:
+    def set_kueue_metrics(self, served: str, release: str, stop_policy: bool, gate: str) -> None:
         """Show the version and features of Kueue. If Kueue is not served, show no series."""
         self.kueue.clear()
         if served:
             self.kueue.labels(served, release, "true" if stop_policy else "false", gate).set(1)
 
-    def show_learning(self, calibrator: Calibrator) -> None:
+    def set_learning_metrics(self, calibrator: Calibrator) -> None:
         """Show how many runs are learned from, and how many namespaces are at their limit of influence."""
         self.learnt_runs.clear()
         for labels, count in calibrator.count_runs_by_state().items():
             self.learnt_runs.labels(*labels).set(count)
         self.bounded.set(len(calibrator.bounded_namespaces))
 
-    def show_calibration(self, calibrator: Calibrator) -> None:
+    def set_calibration_metrics(self, calibrator: Calibrator) -> None:
         """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
@@ -136,7 +136,7 @@ class Metrics(MetricFamilies):
         self.plans.inc(advice.plans_evaluated)
         self.model.info(ModelVersion.from_origin(advice.provenance).document())
 
-    def show_queue(self, plan: PlannedQueue, duration_s: float, now_s: float) -> None:
+    def set_queue_metrics(self, plan: PlannedQueue, duration_s: float, now_s: float) -> None:
         """Show the queue plan, the seconds that planning took, and the time of the plan."""
         self.queue_duration.observe(duration_s)
         self.queue_time.set(now_s)
@@ -155,7 +155,7 @@ class Metrics(MetricFamilies):
         for state, count in counts.items():
             self.queue_jobs.labels(state).set(count)
 
-    def show_pools(self, report: NodesReport, free: Mapping[str, FreeGpus]) -> None:
+    def set_pool_metrics(self, report: NodesReport, free: Mapping[str, FreeGpus]) -> None:
         """Show the GPUs of the current pools and the nodes without a pool. Unknown numbers have no series."""
         self.left_out.clear()
         for left_out in report.left_out:

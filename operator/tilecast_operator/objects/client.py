@@ -18,4 +18,4 @@ def client(timeout_s: float) -> Api:
 def parse(text: str) -> dict[str, Any]:
     """Parse a JSON response of the API server, without parts that are nested deeper than `untrusted.MAX_DEPTH`."""
     answer: dict[str, Any] = json.loads(text)
-    return untrusted.empty_below_depth(answer) if untrusted.is_deeper(text, untrusted.MAX_DEPTH) else answer
+    return untrusted.empty_containers_below(answer) if untrusted.is_deeper(text, untrusted.MAX_DEPTH) else answer

@@ -44,12 +44,12 @@ def make_minimal_job(body: Document) -> dict[str, Any]:
     return {
         **head,
         "metadata": plain,
-        "spec": _minimal_spec(spec),
+        "spec": _make_minimal_spec(spec),
         "status": dict(status) if _is_small_status(status) else {},
     }
 
 
-def _minimal_spec(spec: Document) -> dict[str, Any]:
+def _make_minimal_spec(spec: Document) -> dict[str, Any]:
     """Return suspension, mode and target of a job's spec."""
     plain = {name: spec[name] for name in ("suspend", "mode") if isinstance(spec.get(name), bool | str)}
     policy = {name: as_mapping(spec.get(name)).get("suspend") for name in ("runPolicy",)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from tilecast.api import gpu_pool, pool_learning
 from tilecast.api.base import API_VERSION
-from tilecast.api.fields import as_mapping, mappings_in, value_at_path
+from tilecast.api.fields import as_mapping, list_mappings_in, value_at_path
 from tilecast.jobs import WEIGHT
 from tilecast_operator.kube.kinds import Document
 from tilecast_operator.objects.documents import ADVICE_KEYS, FIELD_MANAGER, INPUT_KEYS
@@ -141,7 +141,7 @@ def _find_foreign_keys(metadata: Document) -> list[str]:
 
     The list is empty if the metadata has no `managedFields`.
     """
-    annotations, managed = as_mapping(metadata.get("annotations")), mappings_in(metadata.get("managedFields"))
+    annotations, managed = as_mapping(metadata.get("annotations")), list_mappings_in(metadata.get("managedFields"))
     ours = [item for item in managed if item.get("manager") == FIELD_MANAGER and item.get("operation") == "Apply"]
     managed_keys = {
         key for item in ours for key in as_mapping(value_at_path(item, ("fieldsV1", "f:metadata", "f:annotations")))

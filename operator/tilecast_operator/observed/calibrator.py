@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast.api.calibration import ObservedRun, PoolCalibration, PoolError, correction_records
+from tilecast.api.calibration import ObservedRun, PoolCalibration, PoolError, build_correction_records
 from tilecast.api.status import TrainingJobStatus
 from tilecast.learning import calibration
 from tilecast.learning.calibration import LEVELS, Calibration, Run
-from tilecast.learning.namespace_calibration import NamespaceCalibration, quarantine_reasons
+from tilecast.learning.namespace_calibration import NamespaceCalibration, find_quarantine_reasons
 from tilecast.spec import Floats
 from tilecast_operator.observed.reports import CompleteForecast, StepWindow
 from tilecast_operator.observed.run_store import RunStore
@@ -95,7 +95,7 @@ class Calibrator:
         before, self._fitted = self._tables, fitted
         known = {name: before.get(name, before[None]) for name in {*before, *fitted.tables}}
         self._tables = {
-            name: table if table.differs(known[name]) else known[name] for name, table in fitted.tables.items()
+            name: table if table.differs_from(known[name]) else known[name] for name, table in fitted.tables.items()
         }
         return any(self._tables.get(name, self.default_table) is not table for name, table in known.items())
 
@@ -119,7 +119,7 @@ class Calibrator:
         """Return `calibration` and `error` for a pool's status. Each is None if it is based on no run."""
         if not self._store.list_pool_runs(name):
             return None, None
-        status = PoolCalibration(corrections=correction_records(self._reported_table, gpu))
+        status = PoolCalibration(corrections=build_correction_records(self._reported_table, gpu))
         runs, errors = self._fitted.runs, self._fitted.errors
         mine = np.array([run.pool == name for run in runs], dtype=bool)
         if not mine.any():
@@ -133,7 +133,7 @@ class Calibrator:
         Return 0 unless the change is confirmed. It is if runs of a second or of a trusted namespace show it too, or if
         no other namespace has runs of the pool.
         """
-        of_namespace = _by_namespace(self._store.list_pool_runs(name))
+        of_namespace = _group_by_namespace(self._store.list_pool_runs(name))
         counts = {
             space: calibration.find_drift_start([item.run for item in members]) or 0
             for space, members in of_namespace.items()
@@ -144,12 +144,12 @@ class Calibrator:
 
     def list_quarantined_runs(self) -> list[tuple[ObservedRun, str]]:
         """Return the runs that are excluded from learning, each with the reason."""
-        of_namespace = _by_namespace(self._store.list_all_runs())
+        of_namespace = _group_by_namespace(self._store.list_all_runs())
         before, self._quarantine_reasons = self._quarantine_reasons, {}
         for name, members in of_namespace.items():
             runs = [item.run for item in members]
             same = name in before and before[name][0] == runs
-            self._quarantine_reasons[name] = before[name] if same else (runs, quarantine_reasons(runs))
+            self._quarantine_reasons[name] = before[name] if same else (runs, find_quarantine_reasons(runs))
         return [
             (item, why)
             for name, members in of_namespace.items()
@@ -176,7 +176,7 @@ class Calibrator:
 
     def count_runs_by_group(self) -> Mapping[tuple[str, ...], int]:
         """Return the number of runs that count, by GPU, precision and model family."""
-        return Counter(map(_gpu_precision_family, self._fitted.runs))
+        return Counter(map(_make_group_key, self._fitted.runs))
 
     def compute_group_errors(
         self, shown: Mapping[tuple[str, ...], tuple[str, ...]]
@@ -192,7 +192,7 @@ class Calibrator:
         if not runs:
             return {}
         columns = {"raw": _raw_errors(runs), "calibrated": self._fitted.errors}
-        groups = [shown[_gpu_precision_family(run)] for run in runs]
+        groups = [shown[_make_group_key(run)] for run in runs]
         rows = {group: np.array([one == group for one in groups]) for group in set(groups)}
         return {
             group: GroupErrors(
@@ -217,7 +217,7 @@ class Calibrator:
 
         They are the newest runs of every namespace, oldest first, the trusted namespaces and the previous fit.
         """
-        of_namespace = _by_namespace(self._store.list_all_runs())
+        of_namespace = _group_by_namespace(self._store.list_all_runs())
         runs = tuple(item.run for members in of_namespace.values() for item in members[-MAX_FIT:])
         return runs, self._trusted, self._fitted
 
@@ -251,7 +251,7 @@ class FittedCalibration:
         common = namespaces.fit()
         tables: dict[str | None, Calibration] = {None: common}
         errors: dict[str, Floats] = {}
-        known = None if previous is None or common.differs(previous.base, REFIT_TOLERANCE) else previous
+        known = None if previous is None or common.differs_from(previous.base, REFIT_TOLERANCE) else previous
         for namespace, members in namespaces.runs.items():
             if known is not None and known.namespaces.runs.get(namespace) == members:
                 tables[namespace], errors[namespace] = known.tables[namespace], known.errors_by_namespace[namespace]
@@ -267,14 +267,14 @@ class FittedCalibration:
         return self.tables.get(namespace, self.tables[None])
 
 
-def _by_namespace(runs: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
+def _group_by_namespace(runs: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
     groups: dict[str, list[ObservedRun]] = {}
     for item in runs:
         groups.setdefault(item.run.namespace, []).append(item)
     return groups
 
 
-def _gpu_precision_family(run: Run) -> tuple[str, ...]:
+def _make_group_key(run: Run) -> tuple[str, ...]:
     return run.gpu, run.precision, run.family
 
 

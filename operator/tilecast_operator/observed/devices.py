@@ -15,7 +15,7 @@ from typing import Any
 
 from tilecast.api.base import round_to_six_digits
 from tilecast.jobs import Job
-from tilecast.jobs.interface import quote_name
+from tilecast.jobs.interface import make_name_pattern
 
 WINDOW_S = 600
 """Longest time over which a query aggregates values, in seconds."""
@@ -76,7 +76,7 @@ def make_query(selector: str, job: Job, window_s: int = WINDOW_S) -> str | None:
     if not selector or not is_known or not all(map(_NAME.fullmatch, (job.namespace, *names))):
         return None
     # A dot in a name is a character of its own; a backslash would have to be escaped twice.
-    literal = [quote_name(name) for name in names]
+    literal = [make_name_pattern(name) for name in names]
     pods = Template(pattern).substitute(name=literal[0], groups="|".join(literal[1:]))
     labels = Template(selector).safe_substitute(namespace=job.namespace, pods=pods)
     parts = (
@@ -97,9 +97,9 @@ def parse_use(outcome: Any, time: str, job_uid: str) -> DeviceUse | None:
         found = {str(item["metric"]["value"]): float(item["value"][1]) for item in outcome["data"]["result"]}
     except (KeyError, TypeError, ValueError, IndexError):
         return None
-    memory = _take(found, "memory", lambda value: 0 < value <= MAX_MIB)
-    tensor = _take(found, "tensor", lambda value: 0 <= value <= 1)
-    power = _take(found, "power", lambda value: 0 < value <= MAX_W)
+    memory = _get_if_sound(found, "memory", lambda value: 0 < value <= MAX_MIB)
+    tensor = _get_if_sound(found, "tensor", lambda value: 0 <= value <= 1)
+    power = _get_if_sound(found, "power", lambda value: 0 < value <= MAX_W)
     if memory is None and tensor is None and power is None:
         return None
     return DeviceUse(
@@ -111,6 +111,6 @@ def parse_use(outcome: Any, time: str, job_uid: str) -> DeviceUse | None:
     )
 
 
-def _take(found: Mapping[str, float], name: str, is_sound: Callable[[float], bool]) -> float | None:
+def _get_if_sound(found: Mapping[str, float], name: str, is_sound: Callable[[float], bool]) -> float | None:
     value = found.get(name, math.nan)
     return value if is_sound(value) else None

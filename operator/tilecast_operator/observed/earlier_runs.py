@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilecast.advice import Advice, Request
-from tilecast.advice.enumeration import job_variants
+from tilecast.advice.enumeration import list_job_variants
 from tilecast.advice.measured import (
     MAX_FORECAST_RATIO,
     EarlierRun,
     Measurement,
-    add_relative_note,
+    add_related_run_note,
     add_run_notes,
     forecast_earlier_runs,
 )
@@ -44,7 +44,7 @@ def get_run_setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
     return run.run.pool, run.gpus, run.plan
 
 
-def round_run(run: ObservedRun) -> tuple[object, ...]:
+def round_run_values(run: ObservedRun) -> tuple[object, ...]:
     """Return the values of a run that affect forecasts, rounded to `STEP_GRID` and `PART_GRID`."""
     step_s = run.run.observed_s
     parts = (run.parts.input_s, run.parts.communication_s, run.parts.optimizer_s)
@@ -54,7 +54,7 @@ def round_run(run: ObservedRun) -> tuple[object, ...]:
 
 def list_possible_workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
     """Return every workload that the job's precision and batch options allow on the pools, by workload digest."""
-    by_gpu = {pool.gpu.name: job_variants(request, pool) for pool in pools}
+    by_gpu = {pool.gpu.name: list_job_variants(request, pool) for pool in pools}
     every = {(item.precision, item.global_batch): item for items in by_gpu.values() for item in items}
     return {calibration.digest_workload(item): item for item in every.values()}
 
@@ -97,7 +97,7 @@ class EarlierRuns:
 
     def add_notes(self, advice: Advice) -> Advice:
         """Return the advice with notes on the effect of these runs."""
-        return add_relative_note(advice, self.related_job) if self.related_job else add_run_notes(advice, self.items)
+        return add_related_run_note(advice, self.related_job) if self.related_job else add_run_notes(advice, self.items)
 
 
 def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> EarlierRun | None:
@@ -147,7 +147,7 @@ def digest_alternatives(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> 
     Args:
         key: what the job requests.
         pools: the pools as described by `describe_pools`.
-        runs: runs of the job. They are rounded by `round_run`.
+        runs: runs of the job. They are rounded by `round_run_values`.
     """
-    steps = [round_run(one) for one in runs[:MOST_RUNS]]
+    steps = [round_run_values(one) for one in runs[:MOST_RUNS]]
     return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

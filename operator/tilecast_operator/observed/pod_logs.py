@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from tilecast.api.fields import as_mapping, mappings_in
+from tilecast.api.fields import as_mapping, list_mappings_in
 from tilecast.jobs.interface import Job, JobKind
 from tilecast.jobs.quantities import count_or_default, count_pod_gpus, count_requested_gpus
 from tilecast.logs import TEXT_FORMATS, LoggedRun, find_logged_run, split_lines
@@ -77,8 +77,8 @@ def find_pods(page: Document, job: Job) -> JobPods:
         page: list of the pods with the job's label.
         job: the job, with its pods. Pods of another owner are left out.
     """
-    pods = [item for item in mappings_in(page.get("items")) if _get_phase(item) != "Failed"]
-    pods = sorted((item for item in pods if _is_of_job(item, job)), key=_rank_pod)
+    pods = [item for item in list_mappings_in(page.get("items")) if _get_phase(item) != "Failed"]
+    pods = sorted((item for item in pods if _is_of_job(item, job)), key=_pod_sort_key)
     is_whole = not as_mapping(page.get("metadata")).get("continue")
     running = [item for item in pods if _get_phase(item) == "Running"]
     started = [item for item in running if count_pod_gpus(item)]
@@ -127,7 +127,7 @@ def _is_of_job(pod: Document, job: Job) -> bool:
     JobSet are recognised only by their names, because a pod does not name the owner of its owner.
     """
     metadata = as_mapping(pod.get("metadata"))
-    owners = mappings_in(metadata.get("ownerReferences"))
+    owners = list_mappings_in(metadata.get("ownerReferences"))
     owner = next((item for item in owners if item.get("controller") is True), None)
     if owner is None or metadata.get("deletionTimestamp"):
         return False
@@ -138,7 +138,7 @@ def _is_of_job(pod: Document, job: Job) -> bool:
     return owner.get("kind") == "Job" and name.startswith(stem) and name.removeprefix(stem).isdecimal()
 
 
-def _rank_pod(pod: Document) -> tuple[bool, list[int], str]:
+def _pod_sort_key(pod: Document) -> tuple[bool, list[int], str]:
     metadata = as_mapping(pod.get("metadata"))
     labels = as_mapping(metadata.get("labels"))
     indices = [count_or_default(labels.get(name), 0) for name in INDEX_LABELS]
@@ -147,7 +147,7 @@ def _rank_pod(pod: Document) -> tuple[bool, list[int], str]:
 
 def _read_pod(pod: Document) -> LoggingPod:
     metadata, spec = as_mapping(pod.get("metadata")), as_mapping(pod.get("spec"))
-    containers = mappings_in(spec.get("containers"))
+    containers = list_mappings_in(spec.get("containers"))
     names = [str(item.get("name")) for item in containers]
     most = max(containers, key=lambda item: count_requested_gpus(as_mapping(item.get("resources"))))
     default = as_mapping(metadata.get("annotations")).get(_CONTAINER)

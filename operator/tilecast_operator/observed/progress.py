@@ -59,7 +59,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCourse:
+class ProgressHistory:
     """Reports of a run's progress seen so far."""
 
     last: Progress
@@ -113,8 +113,8 @@ def read_progress(status: Mapping[str, Any], planned_steps: int | None) -> Progr
         for item in (listed if isinstance(listed, list) else [])
         if isinstance(item, Mapping) and isinstance(item.get("name"), str)
     }
-    total = _first_count(metrics, TOTAL_STEPS) or planned_steps
-    current, percent = _first_count(metrics, CURRENT_STEPS), trainer.get("progressPercentage")
+    total = _find_first_count(metrics, TOTAL_STEPS) or planned_steps
+    current, percent = _find_first_count(metrics, CURRENT_STEPS), trainer.get("progressPercentage")
     if time_s is None or not total:
         return None
     run = (total, *read_run(status))
@@ -125,7 +125,7 @@ def read_progress(status: Mapping[str, Any], planned_steps: int | None) -> Progr
     return None
 
 
-def _first_count(metrics: Mapping[str, object], names: tuple[str, ...]) -> int | None:
+def _find_first_count(metrics: Mapping[str, object], names: tuple[str, ...]) -> int | None:
     """Return the first of the named metrics that is a whole number from 1 to `MAX_STEPS`."""
     for name in names:
         text = str(metrics.get(name, "")).removesuffix(".0")
@@ -134,7 +134,7 @@ def _first_count(metrics: Mapping[str, object], names: tuple[str, ...]) -> int |
     return None
 
 
-def measure_progress(course: RunCourse | None, now: Progress) -> tuple[StepReport | None, RunCourse]:
+def measure_progress(course: ProgressHistory | None, now: Progress) -> tuple[StepReport | None, ProgressHistory]:
     """Return the report of the steps since counting began, and the course updated with the present progress.
 
     There is no report if rounding could change it by more than `MAX_ROUNDING`, or before `MIN_PERCENT`. If the run was
@@ -147,18 +147,18 @@ def measure_progress(course: RunCourse | None, now: Progress) -> tuple[StepRepor
     # The last report of a run is late: the model is saved in between. The first one that is seen, or that comes with
     # a change of the pods, may be of before a restart. So counting begins with a later one.
     if course is None or not now.is_warm or now.percent >= 100 or now.run != course.last.run:
-        return None, RunCourse(now)
+        return None, ProgressHistory(now)
     last, start = course.last, course.start
     if now == last:
         return None, course
     if start is None or now.steps < last.steps or now.time_s < last.time_s:
-        return None, RunCourse(now, now)
+        return None, ProgressHistory(now, now)
     steps, elapsed_s = now.steps - start.steps, now.time_s - start.time_s
     if steps <= 0 or elapsed_s <= 0:
-        return None, RunCourse(now, start)
+        return None, ProgressHistory(now, start)
     rounding = now.rounding_steps / steps + TIME_RESOLUTION_S / elapsed_s
     if rounding > MAX_ROUNDING:
-        return None, RunCourse(now, start)
+        return None, ProgressHistory(now, start)
     seconds = elapsed_s / steps
     report = StepReport(seconds, SOURCE, steps=max(1, round(steps)), rounding_ratio=round(rounding, 4))
-    return report, RunCourse(now, now)
+    return report, ProgressHistory(now, now)

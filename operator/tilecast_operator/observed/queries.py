@@ -48,7 +48,7 @@ def restrict_query(template: str, namespace: str, name: str) -> str:
     return _QueryParser(_tokenize(fill_query(template, namespace, name)), namespace).read_query()
 
 
-def _query_error(problem: str) -> SpecError:
+def _make_query_error(problem: str) -> SpecError:
     remedy = f"write a selector in double quotes, {', '.join(sorted(FUNCTIONS)[:3])} and the like of it, / and *"
     return SpecError(FIELD, problem, remedy)
 
@@ -59,7 +59,7 @@ def _tokenize(text: str) -> list[_Token]:
     while at < len(text):
         match = _TOKENS.match(text, at)
         if match is None or match.lastgroup is None:
-            raise _query_error(f"{text[at : at + 20]!r} cannot be read")
+            raise _make_query_error(f"{text[at : at + 20]!r} cannot be read")
         tokens.append((match.lastgroup, match[match.lastgroup]))
         at = match.end()
     return tokens
@@ -81,7 +81,7 @@ class _QueryParser:
 
     def _read_product(self, depth: int) -> str:
         if depth > MOST_DEEP:
-            raise _query_error("it is nested too deep")
+            raise _make_query_error("it is nested too deep")
         text = self._read_term(depth)
         while self._next_token[1] in ("/", "*"):
             text += f" {self._take_token('mark')} {self._read_term(depth)}"
@@ -95,7 +95,7 @@ class _QueryParser:
         name = self._take_token("name")
         if self._next_token[1] == "(":
             if name not in FUNCTIONS:
-                raise _query_error(f"{name} cannot be held to a namespace")
+                raise _make_query_error(f"{name} cannot be held to a namespace")
             return name + self._read_arguments(depth)
         return self._read_selector(name)
 
@@ -115,7 +115,7 @@ class _QueryParser:
             while self._next_token[1] != "}":
                 label, operator = self._take_token("name"), self._take_token("mark")
                 if operator not in ("=", "!=", "=~", "!~") or ":" in label:
-                    raise _query_error(f"{label}{operator} is no matcher")
+                    raise _make_query_error(f"{label}{operator} is no matcher")
                 matchers.append(f"{label}{operator}{self._take_token('string')}")
                 if self._next_token[1] != "}":
                     self._expect_mark(",")
@@ -130,12 +130,12 @@ class _QueryParser:
 
     def _expect_mark(self, mark: str) -> None:
         if self._next_token != ("mark", mark):
-            raise _query_error(f"{self._next_token[1] or 'its end'} stands where {mark} is expected")
+            raise _make_query_error(f"{self._next_token[1] or 'its end'} stands where {mark} is expected")
         self._at += 1
 
     def _take_token(self, kind: str) -> str:
         token = self._next_token
         if token[0] != kind:
-            raise _query_error(f"{token[1] or 'its end'} cannot be read there")
+            raise _make_query_error(f"{token[1] or 'its end'} cannot be read there")
         self._at += 1
         return token[1]

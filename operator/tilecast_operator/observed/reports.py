@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from tilecast import untrusted
 from tilecast.advice.measured import ROUNDING
 from tilecast.api.base import MAX_GPUS, round_to_six_digits, validate_model
-from tilecast.api.parts import PartSeconds, part_fields
+from tilecast.api.parts import PartSeconds, to_part_fields
 from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds
 from tilecast.api.training_job import BaselinePlan
 from tilecast.learning import calibration
@@ -261,7 +261,7 @@ def read_review_account(outcome: Mapping[str, Any]) -> str | None:
     return username.rpartition(":")[2][:253] or None
 
 
-def _kept_fields(report: StepReport | ObservedStep) -> dict[str, Any]:
+def _list_kept_fields(report: StepReport | ObservedStep) -> dict[str, Any]:
     """Return the fields of a report, except its times, that a job's status stores."""
     return {
         name: getattr(report, name)
@@ -284,7 +284,7 @@ class StepWindow:
         if observed is None or not observed.recent_step_seconds:
             return None
         recent = tuple(observed.recent_step_seconds)
-        latest = StepReport(recent[-1], observed.source, parts=observed.parts, **_kept_fields(observed))
+        latest = StepReport(recent[-1], observed.source, parts=observed.parts, **_list_kept_fields(observed))
         return cls(recent, max(observed.samples, len(recent)), observed.time, latest)
 
     @property
@@ -311,14 +311,14 @@ class StepWindow:
     def status(self) -> ObservedStep:
         """Return the window as `status.observed`."""
         latest = self.latest
-        return ObservedStep.from_cut_values(
+        return ObservedStep.from_truncated_values(
             step_seconds=round_to_six_digits(self.seconds),
-            **part_fields(latest.parts),
+            **to_part_fields(latest.parts),
             samples=self.samples,
             source=latest.source,
             time=self.time,
             recent_step_seconds=[round_to_six_digits(item) for item in self.recent],
-            **_kept_fields(latest),
+            **_list_kept_fields(latest),
         )
 
 
@@ -332,9 +332,11 @@ def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepW
     before = window.latest
     earlier = before.parts.scale_by(report.seconds / before.seconds)
     report = replace(report, parts=earlier.blend_with(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
-    kept = _kept_fields(before)
+    kept = _list_kept_fields(before)
     missing = {
-        name: kept[name] for name, value in _kept_fields(report).items() if value is None and name != "rounding_ratio"
+        name: kept[name]
+        for name, value in _list_kept_fields(report).items()
+        if value is None and name != "rounding_ratio"
     }
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
     return StepWindow(tuple(recent), window.samples + 1, now, replace(report, **missing))

@@ -11,7 +11,7 @@ from typing import Any
 from tilecast.api import pool_learning
 from tilecast.api.calibration import MAX_RUNS, ObservedRun, read_pool_runs
 from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, ForgetRequest
-from tilecast_operator.observed.earlier_runs import round_run
+from tilecast_operator.observed.earlier_runs import round_run_values
 
 _BY_AGE = attrgetter("time", "uid")
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
@@ -59,7 +59,7 @@ class RunStore:
             self.drop_runs(pool, [uid for uid, item in self._runs.get(pool, {}).items() if self.is_forgotten(item)])
         for item in runs if self._is_on else ():
             known_run = self._runs.get(pool, {}).get(item.uid)
-            is_better = known_run is None or _rank_of_run(known_run) < _rank_of_run(item)
+            is_better = known_run is None or _run_sort_key(known_run) < _run_sort_key(item)
             if is_better and not self.is_forgotten(item):
                 self.store_run(item)
 
@@ -94,7 +94,9 @@ class RunStore:
             oldest = min((one.time, uid) for uid, one in members.items() if one.run.namespace == largest)
             self.drop_run(oldest[1])
         is_same = (
-            before is not None and before.run.workload == item.run.workload and round_run(before) == round_run(item)
+            before is not None
+            and before.run.workload == item.run.workload
+            and round_run_values(before) == round_run_values(item)
         )
         for one in () if is_same else (before, item):
             if one is not None:
@@ -179,6 +181,6 @@ class RunStore:
                 del known[namespace, name]
 
 
-def _rank_of_run(item: ObservedRun) -> tuple[str, str, str, str]:
+def _run_sort_key(item: ObservedRun) -> tuple[str, str, str, str]:
     """Return a sort key for a run: its time, then how much is known about its origin."""
     return item.time, item.source, item.account, item.namespace_uid

@@ -35,7 +35,7 @@ def make_recommendation_annotations(
         product: GPU of the pool, shown if the node type is unknown. If it is empty, the pool's name is shown.
     """
     step = best.step_seconds
-    annotations: dict[str, str] = AdviceAnnotations.from_cut_values(
+    annotations: dict[str, str] = AdviceAnnotations.from_truncated_values(
         node_type=best.node_type or product or best.pool,
         pool=best.pool,
         node_selector=json.dumps(dict(sorted(best.node_selector.items())), separators=(",", ":")),

@@ -69,7 +69,7 @@ def parse_status(text: bytes) -> TrainingJobStatus:
 def make_status(outcome: AdviceOutcome, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
     """Return the status that shows an advice outcome, with these conditions."""
     if isinstance(outcome, AdviceRefusal):
-        summary = Summary.from_cut_values(reason=outcome.reason)
+        summary = Summary.from_truncated_values(reason=outcome.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
     return _replace_fields(get_advice_status(outcome), observed_generation=generation, conditions=conditions)
 
@@ -82,7 +82,7 @@ def get_advice_status(outcome: Advice) -> TrainingJobStatus:
 
 def _make_advice_status(outcome: Advice) -> TrainingJobStatus:
     best, baseline, uncapped = outcome.best, outcome.baseline, outcome.uncapped
-    return TrainingJobStatus.from_cut_values(
+    return TrainingJobStatus.from_truncated_values(
         recommendation=None if best is None else api.Recommendation.from_offer(best),
         baseline=None if baseline is None else Alternative.from_offer(baseline),
         uncapped=None if uncapped is None else Alternative.from_offer(uncapped),
@@ -130,7 +130,7 @@ def make_condition(
     """Return a condition. If its status is unchanged, it keeps its transition time."""
     old = next((item for item in current if item.type == kind), None)
     since = old.last_transition_time if old is not None and old.status == aspect.status else None
-    return Condition.from_cut_values(
+    return Condition.from_truncated_values(
         type=kind,
         status=aspect.status,
         observed_generation=generation,
@@ -242,7 +242,7 @@ def _make_aspects(
     if best is None or isinstance(outcome, AdviceRefusal):
         confidence = ConditionContent("Unknown", "NoRecommendation", "there is no forecast to judge")
     else:
-        confidence = _judge_confidence(outcome, best)
+        confidence = _make_confidence_content(outcome, best)
     off, advise = "mode is Off: nothing but this status is written", "mode Advise never changes a job"
     return {
         "Ready": given,
@@ -255,7 +255,7 @@ def _make_aspects(
     }
 
 
-def _judge_confidence(advice: Advice, best: Offer) -> ConditionContent:
+def _make_confidence_content(advice: Advice, best: Offer) -> ConditionContent:
     """Return the content of the condition LowConfidence.
 
     It compares the forecast's range with the usual range of its model family.
@@ -289,9 +289,9 @@ def format_short_plan(offer: Offer) -> str:
 def _make_summary(advice: Advice) -> Summary:
     best = advice.best
     if best is None:
-        return Summary.from_cut_values(reason=get_ready_reason(advice))
+        return Summary.from_truncated_values(reason=get_ready_reason(advice))
     cost, baseline, fits = best.cost_per_1000_steps, advice.baseline, best.fits_now
-    return Summary.from_cut_values(
+    return Summary.from_truncated_values(
         pool=best.pool.name,
         gpus=f"{best.nodes}x{best.gpus_per_node}",
         plan=format_short_plan(best),

@@ -48,17 +48,19 @@ def make_pool_status(
     }
     why = aspects["Ready"].reason
     if isinstance(entry, SpecError):
-        return GPUPoolStatus.from_cut_values(**head, summary=PoolSummary(reason=why))
-    return GPUPoolStatus.from_cut_values(
+        return GPUPoolStatus.from_truncated_values(**head, summary=PoolSummary(reason=why))
+    return GPUPoolStatus.from_truncated_values(
         **head,
         nodes=entry.nodes,
-        gpus=PoolGpus.from_cut_values(
+        gpus=PoolGpus.from_truncated_values(
             total=entry.gpus_total, allocatable=entry.gpus_allocatable, free=None if free is None else free.gpus
         ),
-        facts={name: Fact.from_cut_values(value=value, layer=layer) for name, (value, layer) in entry.facts.items()},
+        facts={
+            name: Fact.from_truncated_values(value=value, layer=layer) for name, (value, layer) in entry.facts.items()
+        },
         kueue_flavor=(free.flavor if free is not None else entry.kueue_flavor) or None,
         topology=[
-            TopologyLevel.from_cut_values(key=level.key, domains=level.domains, largest=level.largest)
+            TopologyLevel.from_truncated_values(key=level.key, domains=level.domains, largest=level.largest)
             for level in entry.topology
         ],
         summary=_make_summary(entry, why, free),
@@ -67,7 +69,7 @@ def make_pool_status(
 
 def _make_summary(entry: FoundPool, problem: str, free: FreeGpus | None) -> PoolSummary:
     pool, price = entry.pool, entry.pool.price_per_gpu_hour
-    return PoolSummary.from_cut_values(
+    return PoolSummary.from_truncated_values(
         gpu=pool.gpu.name,
         shape=f"{entry.nodes}x{pool.gpus_per_node}",
         link=pool.inter.name,

@@ -79,7 +79,7 @@ def make_positions(
                 reason = f"{reason}; {WEIGHED}"
             if name in late:
                 reason = f"{reason}; {_explain_lateness(late[name], is_running=name in start_times_s, now_s=now_s)}"
-            made[name] = QueuePosition.from_cut_values(
+            made[name] = QueuePosition.from_truncated_values(
                 pool=item.pool,
                 gpus=item.gpus,
                 position=0 if name in start_times_s else _round_position(place),
@@ -90,7 +90,7 @@ def make_positions(
                 reason=f"{reason}; {why[name]}" if name in why else reason,
             )
     for name, text in why.items():
-        made.setdefault(name, QueuePosition.from_cut_values(reason=text))
+        made.setdefault(name, QueuePosition.from_truncated_values(reason=text))
     return {name: _keep_times(position, before.get(name), now_s) for name, position in made.items()}
 
 
@@ -178,7 +178,7 @@ def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: fl
         kept |= {name: getattr(before, name) for name in _STARTS}
     if position.position == 0 or _is_near_run(before.run_seconds, position.run_seconds):
         kept["run_seconds"] = before.run_seconds
-    if _are_near_entries(before.pools, position.pools, now_s):
+    if _is_near_entries(before.pools, position.pools, now_s):
         kept["pools"] = before.pools
     return position.model_copy(update=kept)
 
@@ -201,7 +201,7 @@ def _is_near_run(before: RunSeconds | None, run: RunSeconds | None) -> bool:
     return _is_nearly_equal(before.document(), run.document())
 
 
-def _are_near_entries(before: Sequence[QueueEntry], entries: Sequence[QueueEntry], now_s: float) -> bool:
+def _is_near_entries(before: Sequence[QueueEntry], entries: Sequence[QueueEntry], now_s: float) -> bool:
     """Return whether two lists have the same pools and GPUs in any order, with times that hardly differ."""
     old, new = ({(entry.pool, entry.gpus): entry for entry in some} for some in (before, entries))
     return old.keys() == new.keys() and all(
@@ -227,7 +227,7 @@ def make_status(
     left_out = [item for item in plan.refused if item.is_left_out]
     running = 0 if plan.report is None else int(plan.report.solution.columns.is_running.sum())
     waiting = 0 if plan.report is None else len(plan.report.job_times) - running
-    made = api.QueueAdviceStatus.from_cut_values(
+    made = api.QueueAdviceStatus.from_truncated_values(
         observed_generation=generation,
         conditions=[make_condition("Ready", aspect, generation, now, before.conditions)],
         planned_at=now,
@@ -239,7 +239,7 @@ def make_status(
         else [api.ReferenceNumbers.from_totals(given, name=name) for name, given in plan.report.references.items()],
         gap_ratio=None if plan.report is None else _round_gap(plan.report),
         refused=[
-            api.RefusedJob.from_cut_values(job=item.job, message=item.problem, remedy=item.remedy)
+            api.RefusedJob.from_truncated_values(job=item.job, message=item.problem, remedy=item.remedy)
             for item in plan.refused[: api.MAX_REFUSED]
         ],
         summary=_make_summary(plan, waiting, running, aspect.reason),
@@ -272,10 +272,10 @@ def _round_gap(report: QueueReport) -> float | None:
 
 def _make_summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> api.QueueSummary:
     if plan.report is None:
-        return api.QueueSummary.from_cut_values(reason=reason)
+        return api.QueueSummary.from_truncated_values(reason=reason)
     means = {name: units.format_duration(given.completion_s) for name, given in plan.report.references.items()}
     gap = plan.report.solution.gap
-    return api.QueueSummary.from_cut_values(
+    return api.QueueSummary.from_truncated_values(
         jobs=f"{waiting} wait, {running} run",
         mean=units.format_duration(plan.report.plan.completion_s),
         own_best=means.get("ownBest"),
@@ -377,7 +377,7 @@ class DesiredQueueAdvice:
 def decide_queue_advice(inputs: QueueAdviceInputs, now_s: float) -> DesiredQueueAdvice:
     """Return the spec and status that the QueueAdvice should have at `now_s`, a Unix time."""
     view, policy = inputs.view, inputs.policy
-    spec = api.QueueAdviceSpec.from_cut_values(policy=policy, interval_seconds=inputs.interval_s).document()
+    spec = api.QueueAdviceSpec.from_truncated_values(policy=policy, interval_seconds=inputs.interval_s).document()
     if view is None:
         return DesiredQueueAdvice(spec, None)
     is_same, before = (encode_canonical(view.document["spec"]) == encode_canonical(spec), parse_status(view.status))

@@ -25,7 +25,7 @@ from tilecast_operator import recursion, server
 from tilecast_operator.kube import credentials
 from tilecast_operator.objects.client import client
 from tilecast_operator.settings import Settings, from_environment
-from tilecast_operator.web.searches import Searches
+from tilecast_operator.web.searches import FormSearches
 from tilecast_operator.web.server import start_server
 from tilecast_operator.web.watches import ClusterState
 
@@ -68,11 +68,11 @@ async def _serve(settings: Settings, hosts: tuple[str, ...]) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    api, searches = client(settings.request_timeout_s), Searches()
+    api, searches = client(settings.request_timeout_s), FormSearches()
     state = ClusterState(api)
     api.log_in(log_in)
     tasks = [asyncio.create_task(state.watch(), name="watches"), asyncio.create_task(searches.load(), name="load")]
-    address = server.Address(settings.listen_host, settings.listen_port)
+    address = server.ListenAddress(settings.listen_host, settings.listen_port)
     listening = await start_server(address, state, searches, hosts)
     log.info("listening on port %d", listening.port)
     waiting = asyncio.create_task(ended.wait(), name="signal")

@@ -13,11 +13,11 @@ from tilecast.planner.references import REFERENCES
 from tilecast.render import charts
 from tilecast.render.gantt import MOST_BARS, Bar, draw_gantt
 from tilecast.render.page import definition_list, fraction_bar, html_figure, html_page, html_table
-from tilecast.render.units import format_duration, format_interval, shorten
+from tilecast.render.units import format_duration, format_interval, shorten_text
 from tilecast.web.answers import Form
 from tilecast.web.page import EXAMPLE, write_page
 from tilecast_operator.kube.times import format_time
-from tilecast_operator.web.rows import JobRow, Measured, PolicyRow, PoolRow, QueueRow, QueueSlot
+from tilecast_operator.web.rows import JobRow, MeasuredRow, PolicyRow, PoolRow, QueueRow, QueueSlot
 from tilecast_operator.web.watches import ClusterState
 
 ItemT = TypeVar("ItemT")
@@ -67,20 +67,20 @@ td.wrap{min-width:210px}.scroll.picture{margin-bottom:16px}.scroll.picture>figur
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class PageQuery:
     """Values in the address of a page: a search of names, and the number of a page from 1."""
 
     search: str = ""
     page: int = 1
 
     @classmethod
-    def from_values(cls, search: str, page: str) -> Query:
+    def from_values(cls, search: str, page: str) -> PageQuery:
         """Return the query of two texts. A page that is no number is the first."""
         number = int(page) if page.isascii() and page.isdigit() and len(page) <= 6 else 1
         return cls(search.strip()[:LONGEST_SEARCH], max(number, 1))
 
 
-def write_pools(state: ClusterState, query: Query, now_s: float) -> str:
+def write_pools(state: ClusterState, query: PageQuery, now_s: float) -> str:
     """Return the page of pools, with totals of the cluster."""
     pools, measured = state.pools.list_rows(), _list_measured(state)
     free = [pool.free for pool in pools if pool.free is not None]
@@ -92,7 +92,7 @@ def write_pools(state: ClusterState, query: Query, now_s: float) -> str:
         ("measured jobs", f"{len(measured):,}"),
         ("median error", f"{_find_median_error(measured):.1%}" if measured else ""),
     ]
-    shown, turn = _turn_pages(pools, query, "./")
+    shown, turn = _paginate(pools, query, "./")
     titles = ["pool", "GPU", "nodes x GPUs", "in use", "price/GPU/h", "network", "error", "from"]
     if has_problem := not all(pool.is_ready for pool in shown):
         titles.append("why")
@@ -100,7 +100,7 @@ def write_pools(state: ClusterState, query: Query, now_s: float) -> str:
     body = [f'<section class="card">{definition_list(facts)}</section>']
     if rows:
         numeric = "nodes x GPUs|price/GPU/h|error"
-        body += [html_table(_count("pool", len(pools), len(rows)), titles, rows, numeric), turn]
+        body += [html_table(_count_noun("pool", len(pools), len(rows)), titles, rows, numeric), turn]
         body.append(
             '<p class="soft">Error: median of (forecast - measured) / measured over the runs on a pool, each '
             "forecast without that run. Where nothing reads free GPUs, in use is empty.</p>"
@@ -120,11 +120,11 @@ def _write_pool(pool: PoolRow) -> list[str]:
     return [escape(pool.name), *cells, escape(pool.origin), escape("" if pool.is_ready else pool.reason)]
 
 
-def write_jobs(state: ClusterState, query: Query, now_s: float) -> str:
+def write_jobs(state: ClusterState, query: PageQuery, now_s: float) -> str:
     """Return the page of jobs, with their recommendations and measured steps."""
     words = query.search.casefold()
     jobs = [job for job in state.jobs.list_rows() if words in job.full_name.casefold()]
-    shown, turn = _turn_pages(jobs, query, "jobs")
+    shown, turn = _paginate(jobs, query, "jobs")
     titles = ("job", "pool", "GPUs", "plan", "step, 90% range", "1000 steps", "measured", "error", "why")
     rows = [("", _write_job(job)) for job in shown]
     body = [
@@ -134,7 +134,7 @@ def write_jobs(state: ClusterState, query: Query, now_s: float) -> str:
     ]
     if rows:
         numeric = "GPUs|step, 90% range|1000 steps|measured|error"
-        body += [html_table(_count("TrainingJob", len(jobs), len(rows)), titles, rows, numeric), turn]
+        body += [html_table(_count_noun("TrainingJob", len(jobs), len(rows)), titles, rows, numeric), turn]
     else:
         body.append("<p>No TrainingJob has this in its name.</p>" if words else "<p>There is no TrainingJob.</p>")
     return _write_frame("Jobs", "jobs", body, state, now_s)
@@ -155,7 +155,7 @@ def _write_job(job: JobRow) -> list[str]:
     return [_write_name(job), *(escape(text) for text in texts)]
 
 
-def write_forecasts(state: ClusterState, query: Query, now_s: float) -> str:
+def write_forecasts(state: ClusterState, query: PageQuery, now_s: float) -> str:
     """Return the page of forecasts beside measured steps."""
     measured = _list_measured(state)
     if not measured:
@@ -173,9 +173,9 @@ def write_forecasts(state: ClusterState, query: Query, now_s: float) -> str:
         ("bias", _format_ratio(statistics.median(one.error_ratio for _, one in measured))),
         ("inside the 90% range", f"{inside / len(measured):.0%}"),
     ]
-    shown, turn = _turn_pages(measured, query, "forecasts")
+    shown, turn = _paginate(measured, query, "forecasts")
     rows = [("" if one.is_inside else "off", _write_measured(job, one)) for job, one in shown]
-    caption = f"{_count('measured job', len(measured), len(rows))}, the last reported first"
+    caption = f"{_count_noun('measured job', len(measured), len(rows))}, the last reported first"
     table = html_table(caption, _MEASURED_TITLES, rows, _MEASURED_NUMBERS)
     body = [
         f'<section class="card">{definition_list(facts)}</section>',
@@ -188,17 +188,17 @@ def write_forecasts(state: ClusterState, query: Query, now_s: float) -> str:
     return _write_frame("Forecasts", "forecasts", body, state, now_s)
 
 
-def _list_measured(state: ClusterState) -> list[tuple[JobRow, Measured]]:
+def _list_measured(state: ClusterState) -> list[tuple[JobRow, MeasuredRow]]:
     """Return the jobs with a measured step and that step, the last reported first."""
     found = [(job, job.measured) for job in state.jobs.list_rows() if job.measured is not None]
     return sorted(found, key=lambda item: item[1].time, reverse=True)
 
 
-def _find_median_error(measured: Sequence[tuple[JobRow, Measured]]) -> float:
+def _find_median_error(measured: Sequence[tuple[JobRow, MeasuredRow]]) -> float:
     return statistics.median(abs(one.error_ratio) for _, one in measured)
 
 
-def _write_measured(job: JobRow, measured: Measured) -> list[str]:
+def _write_measured(job: JobRow, measured: MeasuredRow) -> list[str]:
     texts = (
         measured.pool,
         format_duration(measured.forecast_s),
@@ -212,7 +212,7 @@ def _write_measured(job: JobRow, measured: Measured) -> list[str]:
     return [_write_name(job), *(escape(text) for text in texts)]
 
 
-def _draw_forecasts(measured: Sequence[tuple[JobRow, Measured]], count: int) -> str:
+def _draw_forecasts(measured: Sequence[tuple[JobRow, MeasuredRow]], count: int) -> str:
     """Return two figures over measured steps: the forecasts, and how many times the measurement they are."""
     steps, ratios = dict[str, list[charts.Point]](), dict[str, list[charts.Point]]()
     for job, one in measured:
@@ -254,14 +254,15 @@ def _group_pools(points: Mapping[str, Sequence[charts.Point]]) -> list[charts.Se
     """Return a series for each of the pools with most points, and one for all others."""
     names = sorted(points, key=lambda name: (-len(points[name]), name))
     series = [
-        charts.Series(shorten(name, _LONGEST_LABEL), tuple(points[name]), joined=False) for name in names[:_NAMED_POOLS]
+        charts.Series(shorten_text(name, _LONGEST_LABEL), tuple(points[name]), joined=False)
+        for name in names[:_NAMED_POOLS]
     ]
     if others := tuple(point for name in names[_NAMED_POOLS:] for point in points[name]):
         series.append(charts.Series("other pools", others, joined=False))
     return series
 
 
-def write_queue(state: ClusterState, query: Query, now_s: float) -> str:
+def write_queue(state: ClusterState, query: PageQuery, now_s: float) -> str:
     """Return the page of the queue's plan: what each pool runs over time, and which jobs wait."""
     slots = [(job, job.queue) for job in state.jobs.list_rows() if job.queue is not None]
     queues = state.queues.list_rows()
@@ -273,14 +274,14 @@ def write_queue(state: ClusterState, query: Query, now_s: float) -> str:
     shown_jobs = sum(1 for _, slot in slots if slot.pool)
     if (others := sum((row.waiting or 0) + (row.running or 0) for row in queues) - shown_jobs) > 0:
         body.append(
-            f'<p class="soft">The plan has {_count("more job", others, others)}, which no TrainingJob represents: '
+            f'<p class="soft">The plan has {_count_noun("more job", others, others)}, which no TrainingJob represents: '
             "those of other kinds have their pool in an annotation. They take GPUs that seem free here.</p>"
         )
     placed = sorted(slots, key=lambda item: (not item[1].pool, item[1].position or 0, item[1].pool, item[0].full_name))
-    shown, turn = _turn_pages(placed, query, "queue")
+    shown, turn = _paginate(placed, query, "queue")
     if shown:
         rows = [("" if slot.pool else "out", _write_slot(job, slot, now_s)) for job, slot in shown]
-        table = html_table(_count("planned job", len(slots), len(rows)), _SLOT_TITLES, rows, _SLOT_NUMBERS)
+        table = html_table(_count_noun("planned job", len(slots), len(rows)), _SLOT_TITLES, rows, _SLOT_NUMBERS)
         body += ["<h2>Jobs of the plan</h2>", table, turn]
     for row in queues[:8]:
         if row.refused:
@@ -338,7 +339,7 @@ def _draw_pools(slots: Sequence[tuple[JobRow, QueueSlot]], gpus: dict[str, int],
             for number, (bar, job, slot) in enumerate(ordered)
         ]
         size = f"{gpus[name]} GPUs; " if gpus.get(name) else ""
-        label = f"{name}: {size}{_count('job', len(bars), len(bars))}. A bar is as high as the job has GPUs."
+        label = f"{name}: {size}{_count_noun('job', len(bars), len(bars))}. A bar is as high as the job has GPUs."
         picture = draw_gantt(str(index), label, gpus.get(name, 0), bars, end_s)
         parts.append(f'<div class="scroll picture" tabindex="0">{picture}</div>')
     if len(by_pool) > MOST_CHARTS:
@@ -379,7 +380,7 @@ def _write_slot(job: JobRow, slot: QueueSlot, now_s: float) -> list[str]:
     return [_write_name(job), *(escape(text) for text in texts)]
 
 
-def write_single_job(state: ClusterState, query: Query, now_s: float) -> str:
+def write_single_job(state: ClusterState, query: PageQuery, now_s: float) -> str:
     """Return the page of the TrainingJob whose namespace and name, with a slash between, are the search."""
     job = next((job for job in state.jobs.list_rows() if job.full_name == query.search), None)
     if job is None:
@@ -457,7 +458,7 @@ def _write_staleness(state: ClusterState) -> list[str]:
     return []
 
 
-def _turn_pages(items: Sequence[ItemT], query: Query, path: str) -> tuple[Sequence[ItemT], str]:
+def _paginate(items: Sequence[ItemT], query: PageQuery, path: str) -> tuple[Sequence[ItemT], str]:
     """Return the items of one page, and links to the page before and the page behind."""
     pages = max(-(-len(items) // ROWS), 1)
     number = min(query.page, pages)
@@ -471,14 +472,14 @@ def _turn_pages(items: Sequence[ItemT], query: Query, path: str) -> tuple[Sequen
     return shown, "" if is_alone else f'<p class="turn">{"".join(links)}<span>page {number} of {pages}</span></p>'
 
 
-def _count(noun: str, count: int, shown: int) -> str:
+def _count_noun(noun: str, count: int, shown: int) -> str:
     text = f"{count:,} {noun}{'' if count == 1 else 's'}"
     return text if shown == count else f"{text}, {shown} of them here"
 
 
 def _write_name(job: JobRow) -> str:
     target = escape(urlencode({"q": job.full_name}, errors="replace"))
-    name = f'<span class="soft">{escape(job.namespace)}/</span>{escape(shorten(job.name, 60))}'
+    name = f'<span class="soft">{escape(job.namespace)}/</span>{escape(shorten_text(job.name, 60))}'
     return f'<a href="job?{target}">{name}</a>'
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast import hardware
-from tilecast.api.fields import Document, as_mapping, mappings_in, value_at_path
+from tilecast.api.fields import Document, as_mapping, list_mappings_in, value_at_path
 from tilecast.objectives import OBJECTIVES
 from tilecast_operator.kube.times import parse_time
 
@@ -107,7 +107,7 @@ class QueueSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRow:
     """A measured step beside its forecast, in seconds."""
 
     pool: str
@@ -147,7 +147,7 @@ class JobRow:
     """Reason of the condition Ready."""
     message: str
     """Its message, or why the recommended plan is best."""
-    measured: Measured | None
+    measured: MeasuredRow | None
     queue: QueueSlot | None
 
     @property
@@ -179,7 +179,7 @@ class JobRow:
         )
 
 
-def _read_measured(status: Document) -> Measured | None:
+def _read_measured(status: Document) -> MeasuredRow | None:
     """Return the measured step beside the forecast of a status, or None if the status lacks one of them."""
     observed, forecast = as_mapping(status.get("observed")), as_mapping(status.get("forecast"))
     advised = as_mapping(status.get("recommendation"))
@@ -192,7 +192,7 @@ def _read_measured(status: Document) -> Measured | None:
     lower_s, upper_s = read_number(step.get("lowerBound"), 0.0), read_number(step.get("upperBound"), 0.0)
     errors = as_mapping(status.get("error"))
     error_ratio = read_number(errors.get("calibratedRatio"))
-    return Measured(
+    return MeasuredRow(
         pool=_read_text(forecast.get("pool")) or _read_text(advised.get("pool")),
         step_s=step_s,
         samples=read_count(observed.get("samples")) or 0,
@@ -245,11 +245,12 @@ class QueueRow:
             gap_ratio=read_number(status.get("gapRatio")),
             totals=_read_policy("this plan", totals) if isinstance(totals, Mapping) else None,
             references=tuple(
-                _read_policy(_read_text(item.get("name")), item) for item in mappings_in(status.get("references"))[:8]
+                _read_policy(_read_text(item.get("name")), item)
+                for item in list_mappings_in(status.get("references"))[:8]
             ),
             refused=tuple(
                 (_read_text(item.get("job")), _read_text(item.get("message")), _read_text(item.get("remedy")))
-                for item in mappings_in(status.get("refused"))[:32]
+                for item in list_mappings_in(status.get("refused"))[:32]
             ),
             reason=_describe_condition(_find_condition(status, "Ready")),
         )
@@ -292,7 +293,7 @@ def _read_name(body: Document) -> str:
 
 
 def _find_condition(status: Document, name: str) -> Document:
-    return next((item for item in mappings_in(status.get("conditions")) if item.get("type") == name), {})
+    return next((item for item in list_mappings_in(status.get("conditions")) if item.get("type") == name), {})
 
 
 def _describe_condition(condition: Document) -> str:

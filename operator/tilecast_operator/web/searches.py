@@ -30,7 +30,7 @@ def answer_or_load(form: Form | None) -> Answer:
     return (200, "") if form is None else answer_form(form)
 
 
-class Searches:
+class FormSearches:
     """Answers to forms, computed one after another. Belongs to one event loop."""
 
     def __init__(self, limits: SearchLimits = LIMITS) -> None:

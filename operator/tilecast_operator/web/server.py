@@ -21,10 +21,10 @@ from tilecast.web.form_answers import (
     parse_form,
 )
 from tilecast.web.page import EXAMPLE, write_error, write_style
-from tilecast_operator.server import IDLE_S, Address, HttpServer
+from tilecast_operator.server import IDLE_S, HttpServer, ListenAddress
 from tilecast_operator.web import pages
-from tilecast_operator.web.pages import Query
-from tilecast_operator.web.searches import Searches
+from tilecast_operator.web.pages import PageQuery
+from tilecast_operator.web.searches import FormSearches
 from tilecast_operator.web.watches import ClusterState
 
 KEPT_S = 1.0
@@ -33,7 +33,7 @@ MOST_PAGES = 64
 """Most different pages that wait or are kept."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names by which browsers may call in any case, as behind `kubectl port-forward`."""
-_PAGES: dict[str, Callable[[ClusterState, Query, float], str]] = {
+_PAGES: dict[str, Callable[[ClusterState, PageQuery, float], str]] = {
     "/": pages.write_pools,
     "/jobs": pages.write_jobs,
     "/job": pages.write_single_job,
@@ -45,7 +45,9 @@ _HTML = "text/html; charset=utf-8"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def start_server(address: Address, state: ClusterState, searches: Searches, hosts: tuple[str, ...]) -> HttpServer:
+async def start_server(
+    address: ListenAddress, state: ClusterState, searches: FormSearches, hosts: tuple[str, ...]
+) -> HttpServer:
     """Start a server of the pages, which serves until its `cleanup()`.
 
     Args:
@@ -67,11 +69,11 @@ async def start_server(address: Address, state: ClusterState, searches: Searches
         return _make_page(pages.write_play(state, None, "", time.time()))
 
     async def show_form_with_answer(request: web.Request) -> web.Response:
-        status, text, form = await _answer(request, searches)
+        status, text, form = await _answer_form_request(request, searches)
         return _make_page(pages.write_play(state, form, text, time.time()), status)
 
     async def show_answer(request: web.Request) -> web.Response:
-        status, text, _ = await _answer(request, searches)
+        status, text, _ = await _answer_form_request(request, searches)
         return _make_page(text, status)
 
     async def show_style(_: web.Request) -> web.Response:
@@ -107,7 +109,7 @@ async def start_server(address: Address, state: ClusterState, searches: Searches
     application.router.add_get(_PROBES[1], show_readiness)
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S)
     server = HttpServer(runner, address)
-    application.middlewares.extend((server.track_use, check_host))
+    application.middlewares.extend((server.handle_as_used, check_host))
     await runner.setup()
     await server.start()
     return server
@@ -125,7 +127,7 @@ class PageWriter:
         self._turn = asyncio.Lock()
         self._pages: dict[tuple[object, ...], asyncio.Task[bytes]] = {}
 
-    async def write(self, path: str, query: Query) -> bytes:
+    async def write(self, path: str, query: PageQuery) -> bytes:
         """Return a page.
 
         Raises:
@@ -141,7 +143,7 @@ class PageWriter:
             task.add_done_callback(lambda _: loop.call_later(KEPT_S, self._pages.pop, key))
         return await asyncio.shield(task)
 
-    async def _write(self, path: str, query: Query) -> bytes:
+    async def _write(self, path: str, query: PageQuery) -> bytes:
         async with self._turn:
             text = await asyncio.to_thread(_PAGES[path], self._state, query, time.time())
             # A character that UTF-8 cannot encode comes from an escape in JSON.
@@ -150,7 +152,7 @@ class PageWriter:
 
 def _make_page_handler(writer: PageWriter, path: str) -> _Handler:
     async def show(request: web.Request) -> web.Response:
-        query = Query.from_values(request.query.get("q", ""), request.query.get("page", ""))
+        query = PageQuery.from_values(request.query.get("q", ""), request.query.get("page", ""))
         return web.Response(body=await writer.write(path, query), headers={"Content-Type": _HTML})
 
     return show
@@ -164,7 +166,7 @@ def _make_page(text: str, status: int = 200) -> web.Response:
     return web.Response(body=text.encode(errors="replace"), status=status, headers={"Content-Type": _HTML})
 
 
-async def _answer(request: web.Request, searches: Searches) -> tuple[int, str, Form]:
+async def _answer_form_request(request: web.Request, searches: FormSearches) -> tuple[int, str, Form]:
     """Return the HTTP status and the HTML of the answer to the form of a request, and the form."""
     form = EXAMPLE
     try:

@@ -44,7 +44,7 @@ class TableWatch(Informer, Generic[RowT]):
         pace: WatchDelays = PACE,
         most: int = MOST_OBJECTS,
     ) -> None:
-        super().__init__(api, KINDS[kind].path(), {}, self._note_answer, pace)
+        super().__init__(api, KINDS[kind].path(), {}, self._record_answer, pace)
         self.plural = KINDS[kind].plural
         self._read, self._most = read, most
         self._rows: dict[tuple[str, str], RowT] = {}
@@ -67,7 +67,7 @@ class TableWatch(Informer, Generic[RowT]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _note_answer(self) -> None:
+    def _record_answer(self) -> None:
         self.heard_s, self.problem = time.time(), ""
 
     def _begin_list(self) -> None:
@@ -84,7 +84,7 @@ class TableWatch(Informer, Generic[RowT]):
         self.is_read = True
 
     def _read_version_of_unchanged_object(self, line: bytes) -> str:
-        self._note_answer()
+        self._record_answer()
         return ""
 
     def _apply_change(self, kind: str, item: Document, line: bytes) -> None:

@@ -37,7 +37,7 @@ from typing import Any
 
 from tilecast import __version__, constants, hardware, kernels
 from tilecast.advice.choose import Choice, choose_or_reject, rank_choices
-from tilecast.advice.enumeration import describe_left_out, enumerate_pools
+from tilecast.advice.enumeration import describe_skipped_plans, enumerate_pools
 from tilecast.advice.pricing import price
 from tilecast.advice.reasons import (
     describe_confidence,
@@ -62,10 +62,10 @@ from tilecast.advice.values import (
     require,
 )
 from tilecast.advice.what_if.alternatives import (
-    best_without_constraints,
     describe_assumed_networks,
     describe_missing_usual_plan,
     describe_plan,
+    find_best_without_constraints,
     price_baseline,
     price_safer_plan,
     price_usual_plan,
@@ -76,7 +76,7 @@ from tilecast.advice.what_if.lateness import describe_lateness
 from tilecast.advice.what_if.wins import explain_why_not
 from tilecast.hardware import Pool
 from tilecast.model import Model
-from tilecast.objectives import objectives_bounded_by
+from tilecast.objectives import list_objectives_bounded_by
 
 __all__ = [
     "Advice",
@@ -111,7 +111,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     origin = _describe_origin(considered)
     digest = inputs_hash(request, considered, origin.model_sha256)
     enumerations = enumerate_pools(request, considered)
-    left_out = describe_left_out(request, enumerations)
+    left_out = describe_skipped_plans(request, enumerations)
     candidates = [price(enumeration) for enumeration in enumerations]
     outcomes = [choose_or_reject(request, each) for each in candidates]
     ranking = rank_choices(request, [outcome for outcome in outcomes if isinstance(outcome, Choice)])
@@ -127,7 +127,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     baseline, refused, baseline_notes = price_baseline(request, considered)
     usual = price_usual_plan(request, choices)
     safer = price_safer_plan(request, choices)
-    uncapped = best_without_constraints(request, candidates)
+    uncapped = find_best_without_constraints(request, candidates)
     alerts = describe_assumed_networks(offers)
     plan_notes = describe_plan(offers, safer)
     usual_notes = describe_missing_usual_plan(request, choices)
@@ -202,18 +202,18 @@ def _list_advice_inputs(pool: Pool) -> dict[str, object]:
     The GPUs of a smaller node and the job's own runs are included if there are any. The calibration's `software` is
     included if it is set.
     """
-    facts = _fields_of(replace(pool, free_gpus=None, layers={}))
+    facts = _get_field_values(replace(pool, free_gpus=None, layers={}))
     if not pool.spare_gpus:
         del facts["spare_gpus"]
     if not pool.own.runs:
         del facts["own"]
     if not pool.calibration.software:
-        facts["calibration"] = _fields_of(pool.calibration)
+        facts["calibration"] = _get_field_values(pool.calibration)
         del facts["calibration"]["software"]
     return facts
 
 
-def _fields_of(record: Any) -> dict[str, Any]:
+def _get_field_values(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
@@ -222,7 +222,7 @@ def _encode_value(value: object) -> object:
     if not is_dataclass(value):
         return repr(value)
     if not isinstance(value, Model):
-        return _fields_of(value)
+        return _get_field_values(value)
     return {name: fact for name, fact in value.document().items() if name != "auto"}
 
 
@@ -230,7 +230,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
     """Raise SpecError if the request contradicts itself or names a pool that does not exist."""
     names = [pool.name for pool in pools]
     known = f"known: {', '.join(names)}"
-    limits, workload, goal = request.constraints, request.workload, request.goal
+    limits, workload, goal = request.constraints, request.workload, request.objective_record
     for name in limits.allowed_pools:
         require(name in names, "spec.constraints.allowedPools", f"there is no pool {name!r}", known)
     is_reachable = not (limits.gpus and limits.max_gpus) or limits.gpus <= limits.max_gpus
@@ -246,7 +246,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
     is_measurable = has_length or request.deadline_s is None
     require(is_measurable, "spec.deadlineSeconds", problem, "give training.steps or training.tokens")
     problem = f"has no meaning with objective {goal.name}"
-    remedy = f"use objective {' or '.join(objectives_bounded_by('budget'))}"
+    remedy = f"use objective {' or '.join(list_objectives_bounded_by('budget'))}"
     require(request.budget is None or goal.bound == "budget", "spec.budget", problem, remedy)
     is_timed = request.deadline_s is not None or request.target_step_s is not None
     problem = "upperBound says nothing without a limit on time"
@@ -270,7 +270,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
 
 def _check_currencies(request: Request, pools: Sequence[Pool]) -> None:
     """Raise SpecError if the objective needs prices, and the prices and the budget are in several currencies."""
-    if not request.goal.needs_price:
+    if not request.objective_record.needs_price:
         return
     allowed = request.constraints.allowed_pools
     priced = [pool for pool in pools if pool.price_per_gpu_hour is not None and (not allowed or pool.name in allowed)]

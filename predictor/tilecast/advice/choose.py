@@ -32,14 +32,14 @@ import numpy as np
 
 from tilecast import constants, memory, search, uncertainty, zoo
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
-from tilecast.advice.values import Decision, Offer, Rejection, Request, format_excess, round_up
+from tilecast.advice.values import Decision, Offer, Rejection, Request, format_excess, round_up_to_three_digits
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, Mask, PlanLimits
 from tilecast.spec import PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload
-from tilecast.step.blocks import can_attend
-from tilecast.step.placement import gpus_on_each_node
+from tilecast.step.blocks import has_attention_kernels
+from tilecast.step.placement import count_gpus_on_each_node
 from tilecast.uncertainty import ErrorWidths
 
 MAX_TIED = 128
@@ -71,7 +71,7 @@ class Choice:
     counterpart: float
     """Cost if the objective minimises time, otherwise time."""
     preference: tuple[int, ...]
-    """Sort keys of the plan from `simplicity_columns`."""
+    """Sort keys of the plan from `simplicity_sort_keys`."""
     ties: int
     """Number of other plans of the pool that tie with its best plan within the forecast's uncertainty."""
     details: DetailedForecasts
@@ -122,20 +122,22 @@ def choose_or_reject(request: Request, candidates: CandidatePlans) -> Choice | R
         return Rejection(pool.name, "NotAllowed", "not in constraints.allowedPools", f"add {pool.name} to it")
     if pool.gpu.mig and not limits.allow_sharing:
         return Rejection(pool.name, "SharingNotAllowed", "a slice of a GPU", "set constraints.allowSharing")
-    if not candidates.variants and not can_attend(request.workload, pool.gpu):
+    if not candidates.variants and not has_attention_kernels(request.workload, pool.gpu):
         title = constants.shipped_constants().attention[request.workload.attention].title
         return Rejection(pool.name, "AttentionNotSupported", f"no kernels of {title}", "set training.attention to auto")
     if not candidates.variants:
-        return _reject_precision(request, pool)
+        return _build_precision_rejection(request, pool)
     if not within.any():
-        return _reject_gpu_count(request, pool)
+        return _build_gpu_count_rejection(request, pool)
     if not (within & candidates.fits).any():
-        return _reject_memory(request, candidates, within)
-    for quantity in request.goal.needed_quantities:
+        return _build_memory_rejection(request, candidates, within)
+    for quantity in request.objective_record.needed_quantities:
         if not quantity.is_known(pool):
             return Rejection(pool.name, *quantity.if_unknown)
-    mask = keep_sensible_plans(request, candidates, within & candidates.fits & candidates.keeps_bound(request))
-    return choose_plan(request, candidates, mask) or _reject_bound(request, candidates, within & candidates.fits)
+    mask = keep_sensible_plans(request, candidates, within & candidates.fits & candidates.is_within_bound(request))
+    return choose_plan(request, candidates, mask) or _build_bound_rejection(
+        request, candidates, within & candidates.fits
+    )
 
 
 def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) -> Choice | None:
@@ -144,12 +146,12 @@ def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) ->
     eligible = eligible & np.isfinite(value)
     if not eligible.any():
         return None
-    if request.goal.fewest_gpus:
+    if request.objective_record.fewest_gpus:
         eligible = eligible & (candidates.gpus == candidates.gpus[eligible].min())
     rows = np.flatnonzero(eligible)
     best = float(value[rows].min())
     near = rows[value[rows] <= best * np.exp(uncertainty.MOST_TIED)]
-    table = _PlanTraits.from_candidates(request, candidates.take(near))
+    table = _ComparedColumns.from_candidates(request, candidates.take(near))
     of_each_count = _choose_for_each_count(table, candidates.gpus[near])
     chosen, decision = _choose_among(table, np.array([*of_each_count]), np.arange(len(near)))
     decision = of_each_count[chosen] if decision == "best" else decision
@@ -158,7 +160,9 @@ def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) ->
     details = DetailedForecasts.from_rows(candidates, tied)
     errors = details.errors()
     place = int(np.flatnonzero(tied == row)[0])
-    widths = uncertainty.tie_width_on_pool(errors, errors.take(np.array([0])), _differ_in_replicas(candidates, tied))
+    widths = uncertainty.tie_width_on_pool(
+        errors, errors.take(np.array([0])), _has_other_replica_count(candidates, tied)
+    )
     return Choice(
         candidates=candidates,
         eligible=eligible,
@@ -177,7 +181,7 @@ def choose_plan(request: Request, candidates: CandidatePlans, eligible: Mask) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _PlanTraits:
+class _ComparedColumns:
     """Columns by which n plans are compared, (n,) each."""
 
     value: Floats
@@ -192,28 +196,32 @@ class _PlanTraits:
     counterpart: Floats
     """Cost if the objective minimises time, otherwise time."""
     simplicity: tuple[Ints, ...]
-    """`simplicity_columns` of the plans."""
+    """`simplicity_sort_keys` of the plans."""
 
     @classmethod
-    def from_candidates(cls, request: Request, candidates: CandidatePlans) -> _PlanTraits:
+    def from_candidates(cls, request: Request, candidates: CandidatePlans) -> _ComparedColumns:
         value, counterpart = candidates.objective_value(request), candidates.counterpart_value(request)
-        cost, seconds = (value, counterpart) if request.goal.quantity.grows_with_gpus else (counterpart, value)
-        slow = _value_on_slow_host(candidates, request)
-        return cls(value, slow, candidates.tight, cost, seconds, counterpart, simplicity_columns(candidates))
+        cost, seconds = (
+            (value, counterpart) if request.objective_record.quantity.grows_with_gpus else (counterpart, value)
+        )
+        slow = _objective_value_on_slow_host(candidates, request)
+        return cls(value, slow, candidates.tight, cost, seconds, counterpart, simplicity_sort_keys(candidates))
 
     @classmethod
-    def from_choices(cls, request: Request, choices: Sequence[Choice]) -> _PlanTraits:
+    def from_choices(cls, request: Request, choices: Sequence[Choice]) -> _ComparedColumns:
         """Return the traits of choices. Prices in several currencies count as unknown."""
         columns = ((item.value, item.slow, float(item.is_tight), item.counterpart) for item in choices)
         value, slow, tight, counterpart = np.array(list(columns)).T
-        cost, seconds = (value, counterpart) if request.goal.quantity.grows_with_gpus else (counterpart, value)
+        cost, seconds = (
+            (value, counterpart) if request.objective_record.quantity.grows_with_gpus else (counterpart, value)
+        )
         if len({item.candidates.pool.currency for item in choices}) > 1:
             cost = np.full(len(choices), np.nan)
         simplicity = tuple(np.array([item.preference for item in choices]).T)
         return cls(value, slow, tight > 0, cost, seconds, counterpart, simplicity)
 
 
-def _choose_for_each_count(table: _PlanTraits, gpus: Ints) -> dict[int, Decision]:
+def _choose_for_each_count(table: _ComparedColumns, gpus: Ints) -> dict[int, Decision]:
     """Choose one plan for each number of GPUs, without regard to plans with other numbers of GPUs.
 
     `gpus` is the number of GPUs of each plan, (n,). Return the rule that decided for each chosen plan, by the plan's
@@ -223,7 +231,7 @@ def _choose_for_each_count(table: _PlanTraits, gpus: Ints) -> dict[int, Decision
     return dict(_choose_among(table, members) for members in groups)
 
 
-def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None) -> tuple[int, Decision]:
+def _choose_among(table: _ComparedColumns, indices: Ints, others: Ints | None = None) -> tuple[int, Decision]:
     """Return the index of the plan to recommend by the rules of the module, and the rule that decided.
 
     Args:
@@ -232,12 +240,12 @@ def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None)
         others: indices of the plans to compare with. If None, compare the plans in `indices` with each other.
     """
     others = indices if others is None else others
-    near = _keep_roomy(table, _keep_near_best(table, indices, others))
+    near = _keep_with_spare_memory(table, _keep_near_best(table, indices, others))
     decisions: list[tuple[Decision, Ints]] = [("memory", near)]
-    rivals = np.union1d(near, _keep_roomy(table, _keep_near_best(table, others, others)))
+    rivals = np.union1d(near, _keep_with_spare_memory(table, _keep_near_best(table, others, others)))
     decisions.append(("host", near := _keep_fast_on_slow_host(table, near, rivals)))
-    decisions.append(("price", near := _keep_least(table.cost, near, _SAME_COST)))
-    decisions.append(("time", near := _keep_least(table.seconds, near, MOST_BEHIND)))
+    decisions.append(("price", near := _keep_near_least_amount(table.cost, near, _SAME_COST)))
+    decisions.append(("time", near := _keep_near_least_amount(table.seconds, near, MOST_BEHIND)))
     order = np.lexsort((table.slow[near], table.value[near], *(column[near] for column in table.simplicity[::-1])))
     chosen = int(near[order[0]])
     faster = _find_faster_for_no_more(table, indices, chosen)
@@ -254,7 +262,7 @@ def _choose_among(table: _PlanTraits, indices: Ints, others: Ints | None = None)
     return chosen, next((reason for reason, kept in decisions if first not in kept), "simplicity")
 
 
-def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
+def _keep_near_best(table: _ComparedColumns, indices: Ints, others: Ints) -> Ints:
     """Return the plans in `indices` that are near the best plan in `others`.
 
     A plan is near the best in two cases: it is at most a factor `MOST_BEHIND` behind on a usual host, or at most
@@ -265,11 +273,11 @@ def _keep_near_best(table: _PlanTraits, indices: Ints, others: Ints) -> Ints:
     value, most = table.value[indices], table.value[best] * np.exp(uncertainty.MOST_TIED)
     is_better_on_slow_host = (value <= most) & (table.slow[indices] <= table.slow[best])
     is_near = (value <= table.value[best] * MOST_BEHIND) | is_better_on_slow_host
-    near = indices[is_near & ~_is_beaten_on_both_hosts(table, indices, others)]
+    near = indices[is_near & ~_is_worse_on_both_hosts(table, indices, others)]
     return np.asarray(near if len(near) else indices[[np.argmin(value)]])
 
 
-def _is_beaten_on_both_hosts(table: _PlanTraits, indices: Ints, others: Ints) -> Mask:
+def _is_worse_on_both_hosts(table: _ComparedColumns, indices: Ints, others: Ints) -> Mask:
     """Return which plans in `indices` are clearly worse than one plan in `others` on usual and on slow hosts."""
     order = others[np.argsort(table.value[others], kind="stable")]
     better = np.searchsorted(table.value[order], table.value[indices] / MOST_BEHIND, side="left")
@@ -277,13 +285,13 @@ def _is_beaten_on_both_hosts(table: _PlanTraits, indices: Ints, others: Ints) ->
     return np.asarray(least_slow[better] < table.slow[indices] / MOST_BEHIND)
 
 
-def _keep_roomy(table: _PlanTraits, indices: Ints) -> Ints:
+def _keep_with_spare_memory(table: _ComparedColumns, indices: Ints) -> Ints:
     """Return the plans in `indices` that have memory to spare. If none has, return all."""
     roomy = indices[~table.tight[indices]]
     return roomy if len(roomy) else indices
 
 
-def _keep_fast_on_slow_host(table: _PlanTraits, indices: Ints, rivals: Ints) -> Ints:
+def _keep_fast_on_slow_host(table: _ComparedColumns, indices: Ints, rivals: Ints) -> Ints:
     """Return the plans in `indices` that are at most `MOST_BEHIND` behind the best of `rivals` on a slow host.
 
     If there is none, return the one with the best forecast.
@@ -292,7 +300,7 @@ def _keep_fast_on_slow_host(table: _PlanTraits, indices: Ints, rivals: Ints) -> 
     return np.asarray(fast if len(fast) else indices[[np.argmin(table.value[indices])]])
 
 
-def _find_faster_for_no_more(table: _PlanTraits, indices: Ints, chosen: int) -> Ints:
+def _find_faster_for_no_more(table: _ComparedColumns, indices: Ints, chosen: int) -> Ints:
     """Return the near-best plans that are clearly faster than the chosen plan, cost no more and have memory to spare.
 
     Such a plan is worth a wait for a slow host that costs a few percent. Clearly means by more than the largest tie.
@@ -303,7 +311,7 @@ def _find_faster_for_no_more(table: _PlanTraits, indices: Ints, chosen: int) -> 
     return np.asarray(indices[is_near & is_faster & is_no_dearer & ~table.tight[indices]])
 
 
-def _find_cheaper_and_as_fast(table: _PlanTraits, indices: Ints, others: Ints, chosen: int) -> Ints:
+def _find_cheaper_and_as_fast(table: _ComparedColumns, indices: Ints, others: Ints, chosen: int) -> Ints:
     """Return the nearly best plans that are clearly cheaper than the chosen plan, on usual and on slow hosts.
 
     They are at most a factor `MOST_DEARER` behind the best plan in `others`, and not tighter in memory than the chosen
@@ -317,7 +325,7 @@ def _find_cheaper_and_as_fast(table: _PlanTraits, indices: Ints, others: Ints, c
     return np.asarray(indices[is_best & is_as_roomy & is_cheaper])
 
 
-def _keep_least(amounts: Floats, indices: Ints, ratio: float) -> Ints:
+def _keep_near_least_amount(amounts: Floats, indices: Ints, ratio: float) -> Ints:
     """Return the indices whose amount is at most `ratio` times the least. If an amount is unknown, return all."""
     some = amounts[indices]
     return np.asarray(indices[some <= some.min() * ratio]) if np.all(np.isfinite(some)) else indices
@@ -330,7 +338,7 @@ def _find_tied_rows(request: Request, candidates: CandidatePlans, rows: Ints, ro
     return ordered if row in ordered else np.append(ordered, row)
 
 
-def _differ_in_replicas(candidates: CandidatePlans, rows: Ints) -> Mask:
+def _has_other_replica_count(candidates: CandidatePlans, rows: Ints) -> Mask:
     """Return which plans, (k,), differ from the first plan only in how often a GPU repeats its work."""
     plans, variant = candidates.plans.take(rows), candidates.variant[rows]
     columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
@@ -341,7 +349,7 @@ _REPLICAS = ("data", "gradient_accumulation")
 """Plan columns that change how often a GPU repeats its work."""
 
 
-def _value_on_slow_host(candidates: CandidatePlans, request: Request) -> Floats:
+def _objective_value_on_slow_host(candidates: CandidatePlans, request: Request) -> Floats:
     """Return the time or cost that the objective minimises, (n,), as forecast for a slow host CPU."""
     return np.asarray(
         candidates.objective_value(request)
@@ -350,7 +358,7 @@ def _value_on_slow_host(candidates: CandidatePlans, request: Request) -> Floats:
     )
 
 
-def simplicity_columns(candidates: CandidatePlans) -> tuple[Ints, ...]:
+def simplicity_sort_keys(candidates: CandidatePlans) -> tuple[Ints, ...]:
     """Return sort keys, (n,) each, that order plans as a practitioner would try them.
 
     The most important key comes first.
@@ -382,7 +390,7 @@ def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: 
     - A model that takes at most `THIRD` is not sharded by ZeRO where a plan without ZeRO is eligible.
     - A replica is split in few ways (`is_split_too_far`).
     - Tensor parallelism stays on the GPUs that the fastest link joins, and on at most `MOST_TENSOR` of them.
-    - A plan that the user has measured is not run with recomputation instead (`adds_recomputation_to_measured`).
+    - A plan that the user has measured is not run with recomputation instead (`is_measured_plan_with_recomputation`).
 
     A rule that would leave no row is skipped. A plan that the user sets is under no rule. A limit that the user sets on
     tensor parallelism replaces the rules on tensor parallelism.
@@ -391,13 +399,13 @@ def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: 
         return eligible
     plans = candidates.plans
     split = (plans.tensor > 1) | (plans.pipeline > 1) | (plans.context > 1) | (plans.expert > 1)
-    masks = [~(split & _fits_whole(candidates, HALF))]
+    masks = [~(split & _fits_unsplit(candidates, HALF))]
     if np.any(eligible & ~split & (plans.data > 1) & (plans.zero_stage == 0)):
-        masks.append(~((plans.zero_stage > 0) & _fits_whole(candidates, THIRD)))
+        masks.append(~((plans.zero_stage > 0) & _fits_unsplit(candidates, THIRD)))
     masks.append(~is_split_too_far(candidates))
-    masks.append(~adds_recomputation_to_measured(candidates, eligible))
+    masks.append(~is_measured_plan_with_recomputation(candidates, eligible))
     if request.constraints.max_tensor is None:
-        masks += [plans.tensor <= gpus_on_fastest_link(candidates), plans.tensor <= MOST_TENSOR]
+        masks += [plans.tensor <= count_gpus_on_fastest_link(candidates), plans.tensor <= MOST_TENSOR]
     for mask in masks:
         narrowed = eligible & mask
         eligible = narrowed if narrowed.any() else eligible
@@ -409,7 +417,7 @@ MOST_TENSOR = 8
 """Most ranks that split a matrix product, even where NVLink joins the GPUs of a whole rack."""
 
 
-def gpus_on_fastest_link(candidates: CandidatePlans) -> int:
+def count_gpus_on_fastest_link(candidates: CandidatePlans) -> int:
     """Return how many GPUs a pool's fastest link joins: the GPUs of an island, a node or an NVLink domain."""
     intra = candidates.pool.intra
     return intra.domain if intra.beyond else candidates.pool.domain
@@ -438,7 +446,7 @@ def is_split_too_far(candidates: CandidatePlans) -> Mask:
     return np.asarray(((replica < LEAST_SPLIT) | has_bus) & (ways > MOST_WAYS))
 
 
-def adds_recomputation_to_measured(candidates: CandidatePlans, eligible: Mask) -> Mask:
+def is_measured_plan_with_recomputation(candidates: CandidatePlans, eligible: Mask) -> Mask:
     """Return which plans, (n,), equal a plan that the user measured except for added recomputation.
 
     The measured plan recomputes nothing, is eligible and has memory to spare. Recomputation only adds work to it. It
@@ -456,10 +464,10 @@ def adds_recomputation_to_measured(candidates: CandidatePlans, eligible: Mask) -
     return mask
 
 
-def _fits_whole(candidates: CandidatePlans, fraction: float) -> Mask:
+def _fits_unsplit(candidates: CandidatePlans, fraction: float) -> Mask:
     """Return which plans, (n,), fit `fraction` of a GPU's memory unsplit and have a sample for every GPU."""
     most = fraction * candidates.pool.gpu.memory_bytes
-    unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_bytes, workload)) for workload in candidates.variants]
+    unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_job_bytes, workload)) for workload in candidates.variants]
     fits = np.array(unsplit) <= most
     return np.asarray(fits[candidates.variant] & (candidates.gpus <= candidates.batch))
 
@@ -467,7 +475,7 @@ def _fits_whole(candidates: CandidatePlans, fraction: float) -> Mask:
 _UNSPLIT_BYTES: Memo[float] = Memo(64)
 
 
-def _unsplit_bytes(workload: Workload) -> float:
+def _unsplit_job_bytes(workload: Workload) -> float:
     """Return the bytes of training state and activations of a job that is not split.
 
     The micro-batch is the job's own, or else one sample. The result is infinite for a model whose own code spreads it
@@ -488,7 +496,7 @@ def _unsplit_bytes(workload: Workload) -> float:
 
 def _ranking_key(request: Request, choice: Choice) -> tuple[float, float, int, str]:
     """Return the sort key of a choice. The best choice has the lowest key."""
-    few = choice.gpus if request.goal.fewest_gpus else 0
+    few = choice.gpus if request.objective_record.fewest_gpus else 0
     return few, choice.value, choice.gpus, choice.candidates.pool.name
 
 
@@ -522,7 +530,7 @@ def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
     ordered = (chosen, *(choice for choice in ranked if choice is not chosen))
     ratio = chosen.value / first.best if first.best > 0 else 1.0
     is_tied = tuple(choice is chosen or _are_tied(request, chosen, choice) for choice in ordered)
-    others = sum(_ties_with_best(request, first, choice) for choice in ranked if choice is not first)
+    others = sum(_is_tied_with_best(request, first, choice) for choice in ranked if choice is not first)
     return Ranking(ordered, others + first.ties, ratio, is_tied, decision)
 
 
@@ -539,13 +547,13 @@ def _recommend(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, Deci
     Every choice near the best plan of all pools is a candidate, and so is the choice of the pool with that plan.
     """
     first = min(ranked, key=lambda item: item.best)
-    table = _PlanTraits.from_choices(request, ranked)
+    table = _ComparedColumns.from_choices(request, ranked)
     near = np.array([item is first or item.value <= first.best * MOST_BEHIND for item in ranked])
     index, decision = _choose_among(table, np.flatnonzero(near))
     return ranked[index], decision if ranked[index] is not first else ranked[index].decision
 
 
-def _ties_with_best(request: Request, best: Choice, choice: Choice) -> bool:
+def _is_tied_with_best(request: Request, best: Choice, choice: Choice) -> bool:
     """Return whether a choice ties with the best plan of another pool. `best` is that pool's choice."""
     same = _ranking_key(request, best)[0] == _ranking_key(request, choice)[0]
     return same and choice.value <= best.best * _tie_ratio(best, choice)
@@ -567,18 +575,18 @@ def _are_tied(request: Request, first: Choice, second: Choice) -> bool:
 def list_usable_precisions(request: Request, pool: Pool) -> list[Precision]:
     """Return the precisions that the pool's GPU and the job's framework support, the most common first."""
     framework = request.workload.framework
-    supported = search.abilities(framework).precisions if framework else PRECISIONS
+    supported = search.find_framework_features(framework).precisions if framework else PRECISIONS
     usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
     return [name for name in usual if pool.gpu.supports(name) and name in supported]
 
 
-def _reject_precision(request: Request, pool: Pool) -> Rejection:
+def _build_precision_rejection(request: Request, pool: Pool) -> Rejection:
     other = next(iter(list_usable_precisions(request, pool)), "another precision")
     asked = " or ".join(name.upper() for name in dict.fromkeys((request.workload.precision, *request.precisions)))
     return Rejection(pool.name, "PrecisionNotSupported", f"no {asked} units", f"train in {other}")
 
 
-def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
+def _build_gpu_count_rejection(request: Request, pool: Pool) -> Rejection:
     """Return the rejection of a pool where no plan meets the job's limits on the number of GPUs."""
     batch, limits = request.workload.global_batch, request.constraints
     most = min(
@@ -592,7 +600,11 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
         remedy = f"ask for at most {most}" if most == pool.max_gpus else "raise maxGpus or maxNodes"
         return Rejection(pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} may be used", remedy)
     size = pool.gpus_per_node
-    if limits.gpus is not None and limits.gpus > size and 2 * gpus_on_each_node(np.array(limits.gpus), pool) < size:
+    if (
+        limits.gpus is not None
+        and limits.gpus > size
+        and 2 * count_gpus_on_each_node(np.array(limits.gpus), pool) < size
+    ):
         message = f"{limits.gpus} GPUs fill neither nodes of {size} nor halves of them evenly"
         return Rejection(pool.name, "UnevenNodes", message, f"ask for a multiple of {size if size % 2 else size // 2}")
     count = "no GPU count" if limits.gpus is None else f"no split of {limits.gpus} GPUs"
@@ -601,7 +613,7 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
     return Rejection(pool.name, "NoDivisiblePlan", message, f"{other}choose a global batch with more divisors")
 
 
-def _reject_memory(request: Request, candidates: CandidatePlans, within: Mask) -> Rejection:
+def _build_memory_rejection(request: Request, candidates: CandidatePlans, within: Mask) -> Rejection:
     """Return the rejection of a pool without enough memory. It names what uses most memory in the smallest plan."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
@@ -643,16 +655,18 @@ _REMEDIES: Mapping[str, str] = {
 """Remedies by the purpose that uses most memory. `samples` means activations of models without tokens."""
 
 
-def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -> Rejection:
+def _build_bound_rejection(request: Request, candidates: CandidatePlans, fitting: Mask) -> Rejection:
     """Return the rejection of a pool where every plan misses the deadline or costs more than the budget."""
     target = request.target_step_s
-    if target is not None and (not request.goal.bound or not _meets_target(request, candidates, fitting)):
+    if target is not None and (not request.objective_record.bound or not _meets_target(request, candidates, fitting)):
         least, end = candidates.least_step_s(request, fitting), ""
         if request.limits_at == "upperBound":
             end = " at the upper end of its range"
         message = f"the fastest plan takes {least:,.3g} s a step{end}, not {target:,.3g} s"
-        return Rejection(candidates.pool.name, "TargetMissed", message, f"allow {round_up(least):g} s a step")
-    if request.goal.bound == "budget" and request.budget is not None:
+        return Rejection(
+            candidates.pool.name, "TargetMissed", message, f"allow {round_up_to_three_digits(least):g} s a step"
+        )
+    if request.objective_record.bound == "budget" and request.budget is not None:
         least = float(candidates.cost_to_finish[fitting].min())
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
         return Rejection(candidates.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
@@ -664,7 +678,7 @@ def _reject_bound(request: Request, candidates: CandidatePlans, fitting: Mask) -
 def _meets_target(request: Request, candidates: CandidatePlans, fitting: Mask) -> bool:
     """Return whether any plan that fits meets the target step time. Deadline and budget are ignored."""
     alone = replace(request, objective="time", deadline_s=None, budget=None)
-    return bool((fitting & candidates.keeps_bound(alone)).any())
+    return bool((fitting & candidates.is_within_bound(alone)).any())
 
 
 def format_time(seconds: float) -> str:

@@ -29,7 +29,7 @@ from tilecast.spec import (
     SpecError,
     Workload,
 )
-from tilecast.step.blocks import can_attend
+from tilecast.step.blocks import has_attention_kernels
 
 # Each operator takes 0.1 ms and 3 KB. The largest published model whose layers all differ may have 13 combinations.
 MOST_KERNELS = 64_000
@@ -64,15 +64,17 @@ def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[PlanEnumera
         SearchTooLargeError: there are more plans even with the fewest node counts and global batches, or too many
             operators.
     """
-    variant_counts = [len(job_variants(request, pool)) for pool in pools]
+    variant_counts = [len(list_job_variants(request, pool)) for pool in pools]
     kernels_priced = sum(variant_counts) * zoo.count_operators(request.workload)
     if max(variant_counts, default=0) > 1 and kernels_priced > MOST_KERNELS:
-        raise _too_large_error(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
+        raise _make_too_large_error(
+            request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools"
+        )
     *wider_limits, narrowest = _list_search_limits(request, pools)
     for limits, batches in wider_limits:
         with suppress(SearchTooLargeError):
-            return _enumerate_all(request, pools, limits, batches)
-    return _enumerate_all(request, pools, *narrowest)
+            return _enumerate_all_pools(request, pools, limits, batches)
+    return _enumerate_all_pools(request, pools, *narrowest)
 
 
 def _list_search_limits(request: Request, pools: Sequence[Pool]) -> list[tuple[PlanLimits, int]]:
@@ -83,12 +85,14 @@ def _list_search_limits(request: Request, pools: Sequence[Pool]) -> list[tuple[P
     """
     search_limits = [(NO_LIMITS, MAX_BATCHES)]
     for batches in (MAX_BATCHES, *FEWER_BATCHES) if request.batches else (MAX_BATCHES,):
-        variant_count = sum(len(job_variants(request, pool, batches)) for pool in pools)
+        variant_count = sum(len(list_job_variants(request, pool, batches)) for pool in pools)
         search_limits.append((PlanLimits(max_plans=MOST_PLANS // max(1, variant_count)), batches))
     return search_limits
 
 
-def _enumerate_all(request: Request, pools: Sequence[Pool], limits: PlanLimits, batches: int) -> list[PlanEnumeration]:
+def _enumerate_all_pools(
+    request: Request, pools: Sequence[Pool], limits: PlanLimits, batches: int
+) -> list[PlanEnumeration]:
     enumerations: list[PlanEnumeration] = []
     for pool in pools:
         before = sum(len(each) for each in enumerations)
@@ -96,7 +100,7 @@ def _enumerate_all(request: Request, pools: Sequence[Pool], limits: PlanLimits, 
     return enumerations
 
 
-def _too_large_error(request: Request, number: int, limit: int, noun: str) -> SearchTooLargeError:
+def _make_too_large_error(request: Request, number: int, limit: int, noun: str) -> SearchTooLargeError:
     """Return the error for a job whose open inputs make the search too large."""
     is_range = request.batches is not None
     name = "globalBatchSizeRange" if is_range else "allowedPrecisions" if request.precisions else "globalBatchSize"
@@ -140,10 +144,10 @@ def _enumerate_pool(
     Raises:
         SearchTooLargeError: with the plans of other pools there are more than `MOST_PLANS`.
     """
-    variants = job_variants(request, pool, batches)
+    variants = list_job_variants(request, pool, batches)
     tables: list[tuple[int, PlanTable]] = []
     for index, workload in enumerate(variants):
-        requested = _requested_plans(request, workload, pool) if only_plans is None else only_plans
+        requested = _enumerate_requested_plans(request, workload, pool) if only_plans is None else only_plans
         if requested is not None:
             if len(requested):
                 tables.append((index, search.tabulate_plans(workload, requested, pool)))
@@ -155,11 +159,11 @@ def _enumerate_pool(
             tables.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
         count = sum(len(table.plans) for _, table in tables)
         if before is not None and before + count > MOST_PLANS:
-            raise _too_large_error(request, before + count, MOST_PLANS, "plans left")
+            raise _make_too_large_error(request, before + count, MOST_PLANS, "plans left")
     return PlanEnumeration(pool, variants, tuple(item for item in tables if len(item[1].plans)))
 
 
-def describe_left_out(request: Request, enumerations: Sequence[PlanEnumeration]) -> list[str]:
+def describe_skipped_plans(request: Request, enumerations: Sequence[PlanEnumeration]) -> list[str]:
     """Return a list with one sentence on the node counts and batches that the search skipped. It may be empty."""
     parts = []
     if any(table.is_bounded for each in enumerations for _, table in each.tables):
@@ -167,7 +171,7 @@ def describe_left_out(request: Request, enumerations: Sequence[PlanEnumeration])
     possible_batches, searched_batches = (
         {item.global_batch for group in groups for item in group}
         for groups in (
-            [job_variants(request, each.pool) for each in enumerations],
+            [list_job_variants(request, each.pool) for each in enumerations],
             [each.variants for each in enumerations],
         )
     )
@@ -176,27 +180,27 @@ def describe_left_out(request: Request, enumerations: Sequence[PlanEnumeration])
     return [f"The job has more plans than one search prices: {' and '.join(parts)}."] if parts else []
 
 
-def job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> tuple[Workload, ...]:
+def list_job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> tuple[Workload, ...]:
     """Return the job in every precision and global batch that the request allows and the pool supports.
 
     The job's own precision and batch come first. At most `most_batches` global batches of the range are taken.
     """
     own = request.workload
-    supported = search.abilities(own.framework).precisions if own.framework else PRECISIONS
+    supported = search.find_framework_features(own.framework).precisions if own.framework else PRECISIONS
     precisions = dict.fromkeys((own.precision, *(name for name in request.precisions if name in supported)))
     batches = (
         own.global_batch,
-        *(item for item in _limit_batches(_batches_in_range(request), most_batches) if item != own.global_batch),
+        *(item for item in _select_batches(_list_batches_in_range(request), most_batches) if item != own.global_batch),
     )
     return tuple(
-        replace(own, precision=precision, global_batch=batch, steps=_steps_of_run(request, batch))
+        replace(own, precision=precision, global_batch=batch, steps=_count_run_steps(request, batch))
         for precision in precisions
-        if pool.gpu.supports(precision) and can_attend(own, pool.gpu)
+        if pool.gpu.supports(precision) and has_attention_kernels(own, pool.gpu)
         for batch in batches
     )
 
 
-def _batches_in_range(request: Request) -> list[int]:
+def _list_batches_in_range(request: Request) -> list[int]:
     """Return at most `MAX_BATCHES` global batches of the job's range, ascending, that its micro-batch divides."""
     if request.batches is None:
         return []
@@ -213,7 +217,7 @@ def _batches_in_range(request: Request) -> list[int]:
     return divided[:: -(-len(divided) // MAX_BATCHES)] if divided else []
 
 
-def _limit_batches(sizes: list[int], limit: int) -> list[int]:
+def _select_batches(sizes: list[int], limit: int) -> list[int]:
     """Return at most `limit` of the ascending sizes: both ends, then the sizes with the most factors of two."""
     if len(sizes) <= limit:
         return sizes
@@ -221,7 +225,7 @@ def _limit_batches(sizes: list[int], limit: int) -> list[int]:
     return sorted([sizes[0], sizes[-1], *inner][:limit])
 
 
-def _steps_of_run(request: Request, batch: int) -> int | None:
+def _count_run_steps(request: Request, batch: int) -> int | None:
     """Return how many steps of `batch` samples complete the run. If the job's length is unknown, return None."""
     own = request.workload
     if request.tokens is not None:
@@ -229,7 +233,7 @@ def _steps_of_run(request: Request, batch: int) -> int | None:
     return None if own.steps is None else -(-own.steps * own.global_batch // batch)
 
 
-def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans | None:
+def _enumerate_requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans | None:
     """Return the plans that agree with the plan set in the request. If the request sets no plan, return None.
 
     The plans use the number of GPUs in the request, or as many as the job may use. If the job's framework can run some
@@ -244,7 +248,7 @@ def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans 
     if not 0 < gpus <= pool.max_gpus:
         return Plans.from_plans()
     plans = enumerate_partial_plan(workload, gpus, given, "plan")
-    executable = search.abilities(workload.framework).executes(plans) if workload.framework else None
+    executable = search.find_framework_features(workload.framework).executes(plans) if workload.framework else None
     return plans.take(executable) if executable is not None and executable.any() else plans
 
 
@@ -255,7 +259,7 @@ def enumerate_partial_plan(workload: Workload, gpus: int, partial_plan: PartialP
         SpecError: the degrees do not multiply to the number of GPUs, do not divide the model or the batch, or do not
             suit the groups and the offloading that the job states. Errors name `field`.
     """
-    data = _data_degree(gpus, partial_plan, field)
+    data = _compute_data_degree(gpus, partial_plan, field)
     if zoo.has_distributed_tables(workload.model) and partial_plan.expert == 1:
         partial_plan = replace(partial_plan, expert=data)
     _require_divisible(workload, data, partial_plan, field)
@@ -276,7 +280,11 @@ def enumerate_partial_plan(workload: Workload, gpus: int, partial_plan: PartialP
     checkpointing = partial_plan.checkpointing or workload.checkpointing
     if checkpointing:
         zoo.refuse_useless_recomputation(workload.model, checkpointing, field)
-    modes = [checkpointing] if checkpointing else search.recomputations(workload)[: None if workload.training else 1]
+    modes = (
+        [checkpointing]
+        if checkpointing
+        else search.list_searched_recomputations(workload)[: None if workload.training else 1]
+    )
     is_served = workload.gradient_sync == "parameterServer"
     problem = f"zero={partial_plan.zero_stage} spreads gradients that a parameter server sums whole"
     remedy = "leave zero out, or use training.gradientSync allReduce"
@@ -318,7 +326,7 @@ def _keep_matching_plans(workload: Workload, plans: Plans, field: str) -> Plans:
     Raises:
         SpecError: no plan agrees, or no framework has these options. Errors about plans name `field`.
     """
-    if not frameworks.shares_frozen_weights(workload):
+    if not frameworks.can_shard_frozen_weights(workload):
         whole = plans.zero_stage < 2
         problem = f"ZeRO {int(plans.zero_stage.max())} splits weights, which bitsandbytes does not do in INT8"
         require(bool(whole.any()), field, problem, "use zero=0 or zero=1, or training.quantization nf4")
@@ -331,8 +339,8 @@ def _keep_matching_plans(workload: Workload, plans: Plans, field: str) -> Plans:
     if degree is not None:
         problem = f"training.shardDegree {degree} does not divide the {data} data-parallel ranks"
         remedy = f"let training.shardDegree divide {data}, or leave it out"
-        require(bool(search.has_whole_groups(degree, plans.data).all()), field, problem, remedy)
-        kept = search.allows_groups(plans.data, plans.zero_stage)
+        require(bool(search.divides_into_shard_groups(degree, plans.data).all()), field, problem, remedy)
+        kept = search.can_use_hybrid_sharding(plans.data, plans.zero_stage)
         problem = f"ZeRO {int(plans.zero_stage.max())} has no groups of training.shardDegree {degree} ranks"
         require(bool(kept.any()), field, problem, "use zero=2 or zero=3, or leave training.shardDegree out")
         plans = plans.take(kept)
@@ -374,13 +382,13 @@ def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan,
         problem = f"{name}={degree} does not split {model.name}, {kind}"
         require(degree == 1, field, problem, f"leave {name} out")
     noun = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
-    require(search.splits_heads(workload, tensor), field, f"tp={tensor} does not divide {noun}", "choose a divisor")
+    require(search.can_split_heads(workload, tensor), field, f"tp={tensor} does not divide {noun}", "choose a divisor")
     if pipeline > 1 and workload.pipeline_layout is not None:
         pieces = len(parse_layout(workload.pipeline_layout).pieces)
         problem = f"pp={pipeline} with vp={virtual} has other than the {pieces} stages of training.pipelineLayout"
         require(pipeline * virtual == pieces, field, problem, f"let pp times vp be {pieces}")
     problem = f"pp={pipeline} leaves stages of {model.name} without a layer"
-    require(pipeline == 1 or search.stages_are_full(workload, pipeline), field, problem, "lower it")
+    require(pipeline == 1 or search.has_full_stages(workload, pipeline), field, problem, "lower it")
     problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
     if frameworks.find_framework(workload).counts_ends:
         problem += ", with or without embedding and loss as layers"
@@ -392,7 +400,7 @@ def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan,
     require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")
     if zoo.has_row_shardable_weights(model):
         problem = f"ep={partial_plan.expert} does not spread the rows of {model.name} over {data} ranks"
-        degrees = search.expert_degrees(model, np.array([data]))[0]
+        degrees = search.list_expert_degrees(model, np.array([data]))[0]
         require(partial_plan.expert in degrees, field, problem, f"write ep={data}")
         return
     experts = zoo.count_experts(model) or 1
@@ -420,7 +428,9 @@ def _require_schedule(workload: Workload, partial_plan: PartialPlan, field: str)
         require(partial_plan.pipeline > 1, field, f"{stated} schedules a pipeline, and pp is 1", remedy)
         problem = f"{stated} contradicts training.pipelineSchedule {own}"
         require(own in (None, stated), field, problem, "leave one of them out")
-        known = search.abilities(workload.framework).schedules if workload.framework else PIPELINE_SCHEDULES
+        known = (
+            search.find_framework_features(workload.framework).schedules if workload.framework else PIPELINE_SCHEDULES
+        )
         problem, names = f"{workload.framework} has no {stated}", [name for name in PIPELINE_SCHEDULES if name in known]
         require(stated in known, field, problem, f"use {', '.join(names)}" if names else remedy)
     if partial_plan.pipeline > 1 and (schedule := stated or own) is not None:
@@ -432,7 +442,7 @@ def _require_schedule(workload: Workload, partial_plan: PartialPlan, field: str)
         require(least <= virtual <= most, field, problem, remedy)
 
 
-def _data_degree(gpus: int, partial_plan: PartialPlan, field: str) -> int:
+def _compute_data_degree(gpus: int, partial_plan: PartialPlan, field: str) -> int:
     """Return the data-parallel degree of a plan that the user set, on `gpus` GPUs.
 
     Raises:

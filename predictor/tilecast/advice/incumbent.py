@@ -48,20 +48,22 @@ def keep_incumbent(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) 
         return advice
     offer = _price_incumbent(advice.request, pools, incumbent)
     if isinstance(offer, str):
-        return _put_first(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {offer}"), ())
+        return _put_offers_first(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {offer}"), ())
     standing, value = offer
     gain = 1 - _objective_value(advice.request, best) / value if value > 0 else 0.0
-    if advice.request.goal.fewest_gpus and best.gpus < standing.gpus:
+    if advice.request.objective_record.fewest_gpus and best.gpus < standing.gpus:
         gain = 1 - best.gpus / standing.gpus
     if gain >= MARGIN:
-        return _put_first(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {gain:.0%} better"), ())
+        return _put_offers_first(
+            advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {gain:.0%} better"), ()
+        )
     found = Incumbent.from_offer(best)
     other = f"{found} is {gain:.1%} better" if gain > 0 else f"{found} is no better"
     unchanged = replace(standing, reason=f"kept: {other}, a change needs {MARGIN:.0%}")
-    return _put_first(advice, unchanged, (best,))
+    return _put_offers_first(advice, unchanged, (best,))
 
 
-def _put_first(advice: Advice, first: Offer, second: tuple[Offer, ...]) -> Advice:
+def _put_offers_first(advice: Advice, first: Offer, second: tuple[Offer, ...]) -> Advice:
     return replace(advice, offers=(first, *second, *advice.offers[1:]))
 
 
@@ -81,7 +83,7 @@ def _price_incumbent(request: Request, pools: Sequence[Pool], incumbent: Incumbe
     if not candidates.fits[row]:
         return "which does not fit any more"
     value = float(candidates.objective_value(request)[row])
-    if not (candidates.within(limits) & candidates.keeps_bound(request))[row] or not np.isfinite(value):
+    if not (candidates.within(limits) & candidates.is_within_bound(request))[row] or not np.isfinite(value):
         return "which is out of the job's limits now"
     return DetailedForecasts.from_rows(candidates, np.array([row])).offer(0), value
 

@@ -162,12 +162,12 @@ class EarlierRun:
         return {name: part for name, part in self.measurement.parts.measured_parts_s.items() if known_s[name] > 0}
 
     @property
-    def rest_s(self) -> float:
+    def unmeasured_rest_s(self) -> float:
         """Seconds of the measured step that `measured_parts_s` does not cover."""
         return self.measurement.spent_s - sum(self.measured_parts_s.values())
 
     @property
-    def measured_to_forecast(self) -> float:
+    def measured_to_forecast_ratio(self) -> float:
         """Measured seconds divided by forecast seconds of the step, without the wait for the data loader."""
         return self.measurement.spent_s / sum(self.expected_s.values())
 
@@ -179,15 +179,15 @@ class EarlierRun:
         return JobRun(
             RunSetting.from_workload(pool.gpu.name, pool.gpu.architecture, request.workload),
             self.plan,
-            -math.log(self.measured_to_forecast),
+            -math.log(self.measured_to_forecast_ratio),
             waited_s=self.measurement.parts.input_s or 0.0,
-            parts=self._part_deviations(measured_parts_s),
-            parts_elsewhere=self._part_deviations(elsewhere_s),
+            parts=self._list_part_deviations(measured_parts_s),
+            parts_elsewhere=self._list_part_deviations(elsewhere_s),
             gpus_per_node=pool.gpus_per_node,
             fields=tuple(name for name in ALL_COLUMNS if plan is not None and getattr(plan, name, None) is not None),
         )
 
-    def _part_deviations(self, measured_parts_s: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    def _list_part_deviations(self, measured_parts_s: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
         if not measured_parts_s:
             return ()
         return part_deviations(self.expected_s, self.forecast.exchanged_s, self.measurement.spent_s, measured_parts_s)
@@ -241,8 +241,8 @@ def _forecast_earlier_run(request: Request, measurement: Measurement) -> Earlier
         raise SpecError(field, error.problem, error.remedy) from None
     run, plan = EarlierRun(measurement, forecast), forecast.plan
     peak = f"{gpus} {pool.name} at their peak take {forecast.least_s:.3g} s for {plan}"
-    problem = f"{run.rest_s:.3g} s is faster than the roofline: {peak}"
-    require(run.rest_s >= forecast.least_s, field, problem, "check the unit and the plan")
+    problem = f"{run.unmeasured_rest_s:.3g} s is faster than the roofline: {peak}"
+    require(run.unmeasured_rest_s >= forecast.least_s, field, problem, "check the unit and the plan")
     require_plausible(measurement.spent_s, forecast.step_s, f"the forecast of {forecast.step_s:.3g} s for {plan}")
     if "optimizer" in run.measured_parts_s:
         update_s = forecast.parts["optimizer"]
@@ -268,7 +268,7 @@ def add_run_notes(advice: Advice, earlier_runs: Sequence[EarlierRun]) -> Advice:
     )
 
 
-def add_relative_note(advice: Advice, job: str) -> Advice:
+def add_related_run_note(advice: Advice, job: str) -> Advice:
     """Return the advice with each offer's reason naming the other job whose run corrected the forecast."""
     return _add_to_reasons(advice, f"the run of {job}, another workload")
 
@@ -295,5 +295,5 @@ def _describe_run(item: EarlierRun) -> str:
     rest = f"; of that {' and '.join(parts)}" if parts else ""
     spent = f"{measurement.spent_s:.3g} s{loader}"
     expected_s = sum(item.expected_s.values())
-    ratio = f"{item.measured_to_forecast:.2f}x"
+    ratio = f"{item.measured_to_forecast_ratio:.2f}x"
     return f"Your run on {item} ({item.plan}) took {spent}, {ratio} its forecast of {expected_s:.3g} s{rest}."

@@ -19,7 +19,7 @@ from tilecast.hardware import Pool
 from tilecast.objectives import Quantity
 from tilecast.search import NO_LIMITS, Mask, PlanLimits, PlanTable, PricedPlans
 from tilecast.spec import Floats, Ints, Plans, Workload
-from tilecast.step.placement import gpus_on_each_node
+from tilecast.step.placement import count_gpus_on_each_node
 from tilecast.uncertainty import ErrorWidths
 
 
@@ -94,31 +94,31 @@ class CandidatePlans:
         if limits.max_gpus is not None:
             mask &= self.gpus <= limits.max_gpus
         if limits.max_nodes is not None:
-            mask &= self.gpus // gpus_on_each_node(self.gpus, self.pool) <= limits.max_nodes
+            mask &= self.gpus // count_gpus_on_each_node(self.gpus, self.pool) <= limits.max_nodes
         if limits.max_tensor is not None:
             mask &= self.plans.tensor <= limits.max_tensor
         return mask
 
     def objective_value(self, request: Request) -> Floats:
         """Return the time or cost that the objective minimises, (n,). Unknown values are NaN."""
-        return self._amount(request, request.goal.quantity)
+        return self._amount(request, request.objective_record.quantity)
 
     def counterpart_value(self, request: Request) -> Floats:
         """Return the cost if the objective minimises time, otherwise the time, (n,). Unknown values are NaN."""
-        return self._amount(request, request.goal.counterpart)
+        return self._amount(request, request.objective_record.counterpart)
 
     def _amount(self, request: Request, quantity: Quantity) -> Floats:
         """Return the amount of a quantity for the whole run, or for one step of the job's own batch, (n,)."""
-        steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
+        steps = self.steps if request.objective_record.is_whole_run else request.workload.global_batch / self.batch
         return quantity.amount(self.pool, self.gpus.astype(float), self.step_s * steps)
 
-    def keeps_bound(self, request: Request) -> Mask:
+    def is_within_bound(self, request: Request) -> Mask:
         """Return which plans meet the job's deadline, budget and target step time, (n,)."""
         mask = np.ones(len(self), dtype=bool)
-        if request.goal.bound == "budget" and request.budget is not None:
+        if request.objective_record.bound == "budget" and request.budget is not None:
             mask &= self.cost_to_finish <= request.budget.amount
         limits = []
-        if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
+        if request.objective_record.bound == "deadlineSeconds" and request.deadline_s is not None:
             limits.append((self.finish_s, request.deadline_s))
         if request.target_step_s is not None:
             limits.append((self.step_s, request.target_step_s))
@@ -240,7 +240,7 @@ class DetailedForecasts:
         priced, place = self.priced[self.table[index]], int(self.place[index])
         pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]
         plan = candidates.plans.row(row)
-        per_node = int(gpus_on_each_node(np.array(plan.gpus), pool))
+        per_node = int(count_gpus_on_each_node(np.array(plan.gpus), pool))
         seconds = float(priced.step_s[place])
         lower, upper = uncertainty.interval(workload, priced, place)
         one = candidates.take(slice(row, row + 1))

@@ -10,7 +10,7 @@ import numpy as np
 from tilecast import memory, zoo
 from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
-from tilecast.advice.sharing import SharingAdvice, sharing_options
+from tilecast.advice.sharing import SharingAdvice, find_sharing_options
 from tilecast.advice.values import Offer, Request, format_ratio
 from tilecast.hardware.boards import GIB
 from tilecast.search import Mask
@@ -26,10 +26,10 @@ def describe_offers(request: Request, offers: Sequence[Offer]) -> tuple[str, ...
     """Return notes on the job's model and data loader, and on inputs that the recommendation changes or ignores."""
     return (
         *request.workload.model.notes,
-        *_note_changed_inputs(request, offers),
-        *_note_unused_schedule(request, offers),
-        *_note_input_pipeline(offers),
-        *_note_host_memory(offers),
+        *_describe_changed_inputs(request, offers),
+        *_describe_unused_schedule(request, offers),
+        *_describe_input_pipeline(offers),
+        *_describe_host_memory(offers),
     )
 
 
@@ -47,7 +47,7 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
         bound += f"; {'misses' if (offer.finish_s or 0.0) > request.deadline_s else 'may miss'} the deadline"
     if request.target_step_s is not None and offer.upper_s > request.target_step_s:
         bound += "; may miss the target"
-    goal = request.goal
+    goal = request.objective_record
     if goal.quantity.amount_format:
         amount = goal.quantity.amount(offer.pool, offer.gpus, offer.step_s)
         bound += f"; {goal.quantity.amount_format.format(1000 * amount)} per 1000 steps"
@@ -79,7 +79,7 @@ BOUND_BY: Mapping[str, str] = {
 
 def explain_pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
     """Return the offers of the Pareto front of all choices, fastest first."""
-    front = _pareto_front(request, [(choice.candidates, choice.eligible) for choice in choices])
+    front = _select_pareto_front(request, [(choice.candidates, choice.eligible) for choice in choices])
     offers: dict[tuple[str, int], Offer] = {}
     for choice in choices:
         rows = np.array([row for candidates, row in front if candidates is choice.candidates], dtype=np.int64)
@@ -93,7 +93,7 @@ def explain_pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, 
 MAX_PARETO = 8
 
 
-def _pareto_front(
+def _select_pareto_front(
     request: Request, searched: Sequence[tuple[CandidatePlans, Mask]]
 ) -> list[tuple[CandidatePlans, int]]:
     """Return at most `MAX_PARETO` plans that no other plan beats in time, cost and GPUs at once, fastest first.
@@ -132,16 +132,16 @@ def _pareto_front(
     less = np.all(axes[:, None] <= axes[None], axis=2) & np.any(axes[:, None] < axes[None], axis=2)
     same = np.all(axes[:, None] == axes[None], axis=2) & np.tri(len(axes), k=-1, dtype=bool).T
     front = np.flatnonzero(~(less | same).any(axis=0))
-    kept_rows = _select_spread_rows(axes[front])
-    return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _seconds_and_name(*item))
+    kept_rows = _select_evenly_spread_rows(axes[front])
+    return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _pareto_sort_key(*item))
 
 
-def _seconds_and_name(candidates: CandidatePlans, row: int) -> tuple[float, str]:
+def _pareto_sort_key(candidates: CandidatePlans, row: int) -> tuple[float, str]:
     """Return a plan's seconds per sample and its pool's name, by which the front is sorted."""
     return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
 
 
-def _select_spread_rows(axes: Floats) -> list[int]:
+def _select_evenly_spread_rows(axes: Floats) -> list[int]:
     """Return at most `MAX_PARETO` of n rows of a Pareto front, spread over the whole front.
 
     The lowest row on each axis is chosen first, then repeatedly the row with the largest ratio to all chosen rows.
@@ -166,7 +166,7 @@ LEAST_DISTANCE = float(np.log(1.05))
 """Least distance of two plans that the front shows, as the logarithm of a ratio."""
 
 
-def _note_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
+def _describe_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
     """Return a note for each input, global batch or precision, that the recommendation changes."""
     if not offers:
         return []
@@ -183,7 +183,7 @@ def _note_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]
     return notes
 
 
-def _note_unused_schedule(request: Request, offers: Sequence[Offer]) -> list[str]:
+def _describe_unused_schedule(request: Request, offers: Sequence[Offer]) -> list[str]:
     """Return a note that the job's pipeline schedule is unused, if the recommended plan has no pipeline."""
     schedule = request.workload.pipeline_schedule
     if schedule is None or not offers or offers[0].plan.pipeline > 1:
@@ -195,7 +195,7 @@ NEAR = 0.8
 """Share of the data loader's rate that a step must use for a note to mention it."""
 
 
-def _note_input_pipeline(offers: Sequence[Offer]) -> list[str]:
+def _describe_input_pipeline(offers: Sequence[Offer]) -> list[str]:
     """Return at most one note: the samples per second that each node's data loader has to deliver.
 
     If the user gives the loader's rate, the note appears only if the loader limits the step or nearly does. Otherwise
@@ -220,7 +220,7 @@ def _note_input_pipeline(offers: Sequence[Offer]) -> list[str]:
     return [f"The step takes {text}."] if without > NEAR * stated else []
 
 
-def _note_host_memory(offers: Sequence[Offer]) -> list[str]:
+def _describe_host_memory(offers: Sequence[Offer]) -> list[str]:
     """Return a list with a note on the host memory that offloaded activations take, if the job has any."""
     if not offers or not offers[0].workload.offloaded_activations:
         return []
@@ -244,7 +244,7 @@ def find_sharing(request: Request, offers: Sequence[Offer]) -> SharingAdvice | N
     """
     if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
         return None
-    sharing = sharing_options(offers[0].workload, offers[0].pool, request.objective)
+    sharing = find_sharing_options(offers[0].workload, offers[0].pool, request.objective)
     return sharing if sharing and (sharing.best or request.constraints.allow_sharing) else None
 
 

@@ -12,7 +12,7 @@ whole GPU between jobs, each of which keeps its memory to itself:
 The slow-down is relative to the same job on the whole GPU. The cost of a job is its slow-down times its share of the
 GPU.
 
-`sharing_options` is the entry point.
+`find_sharing_options` is the entry point.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def time_slicing_slowdown(members: Sequence[SharingJob], gpu: Gpu) -> float | No
     return max(1.0, sum(member.busy for member in members))
 
 
-def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time") -> SharingAdvice | None:
+def find_sharing_options(workload: Workload, pool: Pool, objective: Objective = "time") -> SharingAdvice | None:
     """Return the MIG slices and the ways of sharing one GPU of the pool that can run the job.
 
     Returns:
@@ -113,13 +113,13 @@ def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    whole = None if pool.gpu.mig else _fastest_run(workload, pool, pool.gpu)
+    whole = None if pool.gpu.mig else _find_fastest_run(workload, pool, pool.gpu)
     if whole is None:
         return None
     options = [
         *_iterate_mig_options(workload, pool, whole),
-        *_choose_option(_iterate_sharing_options(workload, pool, whole, "mps"), objective),
-        *_choose_option(_iterate_sharing_options(workload, pool, whole, "timeSlicing"), objective),
+        *_choose_sharing_option(_iterate_sharing_options(workload, pool, whole, "mps"), objective),
+        *_choose_sharing_option(_iterate_sharing_options(workload, pool, whole, "timeSlicing"), objective),
     ]
     worth = [option for option in options if _is_worthwhile(option, objective)]
     # Isolated options come first: neighbours on a shared GPU take bandwidth from each other, and share faults.
@@ -139,7 +139,7 @@ def _is_worthwhile(option: GpuSharingOption, objective: Objective) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _BestRun:
+class _FastestDeviceRun:
     """The fastest plan of a job on one device."""
 
     workload: Workload
@@ -164,7 +164,7 @@ class _BestRun:
         self,
         kind: SharingMethod,
         pool: Pool,
-        whole: _BestRun,
+        whole: _FastestDeviceRun,
         jobs: int,
         share: float,
         profile: str = "",
@@ -195,7 +195,7 @@ class _BestRun:
         )
 
 
-def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _BestRun | None:
+def _find_fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _FastestDeviceRun | None:
     """Return the fastest plan that fits one device within `most_bytes`. If there is no such plan, return None."""
     plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), PlanLimits(gpus=1))
     if not len(plans):
@@ -203,25 +203,25 @@ def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = n
     priced = search.price(workload, plans, replace(pool, gpu=gpu))
     step_s = np.where(priced.fits & (priced.memory_bytes <= most_bytes), priced.step_s, np.inf)
     row = int(step_s.argmin())
-    return _BestRun(workload, priced, row) if np.isfinite(step_s[row]) else None
+    return _FastestDeviceRun(workload, priced, row) if np.isfinite(step_s[row]) else None
 
 
-def _iterate_mig_options(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[GpuSharingOption]:
+def _iterate_mig_options(workload: Workload, pool: Pool, whole: _FastestDeviceRun) -> Iterator[GpuSharingOption]:
     """Yield the options with MIG: the fastest run on one slice of each profile."""
     for profile in hardware.list_mig_profiles(pool.gpu):
-        run = _fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
+        run = _find_fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
         if run is not None:
             yield run.to_option("mig", pool, whole, profile.instances, profile.share, profile.name)
 
 
 def _iterate_sharing_options(
-    workload: Workload, pool: Pool, whole: _BestRun, kind: SharingMethod
+    workload: Workload, pool: Pool, whole: _FastestDeviceRun, kind: SharingMethod
 ) -> Iterator[GpuSharingOption]:
     """Yield the options of k jobs on the whole GPU, with MPS or with time-slicing, for k = 2, 3, … while they fit."""
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MAX_JOBS + 1):
-        run = _fastest_run(
-            workload, pool, _limit_gpu_for_mps(pool.gpu, jobs) if kind == "mps" else pool.gpu, usable / jobs
+        run = _find_fastest_run(
+            workload, pool, _build_gpu_under_mps(pool.gpu, jobs) if kind == "mps" else pool.gpu, usable / jobs
         )
         if run is None:
             return
@@ -232,7 +232,7 @@ def _iterate_sharing_options(
         yield run.to_option(kind, pool, whole, jobs, 1 / jobs, contention_factor=contention_factor)
 
 
-def _limit_gpu_for_mps(gpu: Gpu, jobs: int) -> Gpu:
+def _build_gpu_under_mps(gpu: Gpu, jobs: int) -> Gpu:
     """Return the GPU as seen by one of k jobs under MPS: the whole memory, and a k-th of everything else."""
     sms = gpu.sm_count // jobs
     return replace(
@@ -245,7 +245,7 @@ def _limit_gpu_for_mps(gpu: Gpu, jobs: int) -> Gpu:
     )
 
 
-def _choose_option(options: Iterator[GpuSharingOption], objective: Objective) -> list[GpuSharingOption]:
+def _choose_sharing_option(options: Iterator[GpuSharingOption], objective: Objective) -> list[GpuSharingOption]:
     """Return a list with the cheapest worthwhile option. If no option is worthwhile, the list has the first one."""
     every = list(options)
     worth = [option for option in every if _is_worthwhile(option, objective)]

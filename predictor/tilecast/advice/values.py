@@ -30,7 +30,7 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:,.{digits}f}x"
 
 
-def round_up(seconds: float) -> float:
+def round_up_to_three_digits(seconds: float) -> float:
     """Return seconds rounded up to three significant figures."""
     grain = 10.0 ** (math.floor(math.log10(seconds)) - 2)
     return float(f"{math.ceil(seconds / grain - 1e-9) * grain:.6g}")
@@ -113,10 +113,10 @@ class Request:
     @property
     def is_bounded(self) -> bool:
         """Whether the job limits time or money, so that plans that fit into memory may be excluded."""
-        return bool(self.goal.bound) or self.target_step_s is not None
+        return bool(self.objective_record.bound) or self.target_step_s is not None
 
     @property
-    def goal(self) -> ObjectiveRecord:
+    def objective_record(self) -> ObjectiveRecord:
         """Record of the request's objective: the quantity to minimise and the inputs that it needs."""
         return OBJECTIVES[self.objective]
 

@@ -28,8 +28,8 @@ from tilecast.api.base import (
     UnboundedModel,
     list_field,
     optional_field,
-    round_if_known,
     round_to_six_digits,
+    round_to_six_digits_if_known,
 )
 from tilecast.api.status import MemoryBytes, ModelVersion, PassedOver, Recommendation, RejectedPool, StepSeconds
 from tilecast.objectives import Objective
@@ -99,8 +99,8 @@ class AppliedChange(StatusModel):
             value=value,
             effect=change.effect,
             text=change.text,
-            step_seconds=round_if_known(change.step_s),
-            cost_per1000_steps=round_if_known(change.cost_per_1000_steps),
+            step_seconds=round_to_six_digits_if_known(change.step_s),
+            cost_per1000_steps=round_to_six_digits_if_known(change.cost_per_1000_steps),
         )
 
 
@@ -131,7 +131,7 @@ class DetailedPassedOver(UnboundedModel, PassedOver):
         return super().from_why_not(
             why_not,
             remedy=None,
-            value=round_if_known(why_not.value),
+            value=round_to_six_digits_if_known(why_not.value),
             change=AppliedChange.from_change(why_not.change),
             **more,
         )
@@ -203,7 +203,7 @@ class PartOfGpu(StatusModel):
             step_seconds=StepSeconds.from_forecast(option),
             slowdown=round_to_six_digits(option.slowdown),
             memory_bytes=MemoryBytes(used=round(option.memory_bytes), available=round(option.memory_available_bytes)),
-            cost_per1000_steps=round_if_known(option.cost_per_1000_steps),
+            cost_per1000_steps=round_to_six_digits_if_known(option.cost_per_1000_steps),
         )
 
 
@@ -446,22 +446,22 @@ _PRINTED = [str(field.alias) for field in AdviceDocument.model_fields.values()]
 _PRINTED.insert(_PRINTED.index("whyNot"), _PRINTED.pop(_PRINTED.index("sharing")))
 
 
-def advice_schema() -> dict[str, Any]:
+def build_advice_schema() -> dict[str, Any]:
     """Return the JSON schema of an `AdviceDocument`."""
     generated = AdviceDocument.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
 
 
-def schema_text() -> str:
+def format_schema() -> str:
     """Return the JSON schema as the text of its file."""
-    return json.dumps(advice_schema(), indent=2) + "\n"
+    return json.dumps(build_advice_schema(), indent=2) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the JSON schema to the file that `--output` names, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tilecast.api.advice")
     parser.add_argument("--output", type=Path, required=True)
-    parser.parse_args(arguments).output.write_text(schema_text(), encoding="utf-8")
+    parser.parse_args(arguments).output.write_text(format_schema(), encoding="utf-8")
     return 0
 
 

@@ -54,7 +54,7 @@ def round_to_six_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def round_if_known(value: float | None) -> float | None:
+def round_to_six_digits_if_known(value: float | None) -> float | None:
     """Return a number rounded to six significant digits, or None for None."""
     return None if value is None else round_to_six_digits(value)
 
@@ -133,7 +133,7 @@ def plan_field(name: str, **bounds: Any) -> Any:
     return Field(**{"alias": column.key, "ge": column.least, "description": text, **bounds})
 
 
-def open_plan_field(name: str, **bounds: Any) -> Any:
+def optional_plan_field(name: str, **bounds: Any) -> Any:
     """Return an optional field for a degree or setting of a plan. If it is absent, the search chooses the value.
 
     Args:
@@ -164,7 +164,7 @@ class StatusModel(ApiModel):
         return items
 
     @classmethod
-    def from_cut_values(cls, **values: Any) -> Self:
+    def from_truncated_values(cls, **values: Any) -> Self:
         """Return a model with the values, truncated to the limits of its fields.
 
         Texts and lists are truncated to the maximum length of their fields. None and empty lists are left out.
@@ -224,7 +224,7 @@ class Toleration(ApiModel):
         max_length=16,
     )
 
-    def plain(self) -> dict[str, str]:
+    def to_pod_toleration(self) -> dict[str, str]:
         """Return the toleration as a dictionary for a pod's `spec.tolerations`."""
         return self.model_dump(by_alias=True, exclude_none=True)
 
@@ -333,9 +333,9 @@ def _to_spec_error(error: ErrorDetails, schema: type[ApiModel], value: Mapping[s
     if kind == "rule":
         return SpecError(path, str(context["problem"]), str(context["remedy"]))
     if kind == "extra_forbidden":
-        return SpecError(path, "unknown field", _suggest_name(str(loc[-1]), _known_keys(schema, loc[:-1])))
+        return SpecError(path, "unknown field", _suggest_name(str(loc[-1]), _list_known_keys(schema, loc[:-1])))
     if kind == "missing":
-        return SpecError(path, "is missing", f"add it: {_field_remedy(schema, loc)}")
+        return SpecError(path, "is missing", f"add it: {_build_field_remedy(schema, loc)}")
     if kind in _BOUNDS:
         return SpecError(path, f"{format_value(got)} is out of range", _BOUNDS[kind].format(**context))
     if kind == "literal_error":
@@ -345,10 +345,10 @@ def _to_spec_error(error: ErrorDetails, schema: type[ApiModel], value: Mapping[s
         return SpecError(path, f"{format_value(got)} is not allowed", _suggest_name(str(got), choices, "use one of"))
     if kind in _TYPES:
         is_model = kind in ("model_type", "model_attributes_type")
-        remedy = _mapping_remedy(schema, loc) if is_model else _field_remedy(schema, loc)
+        remedy = _build_mapping_remedy(schema, loc) if is_model else _build_field_remedy(schema, loc)
         return SpecError(path, f"{format_value(got)} is not {_TYPES[kind]}", remedy)
     return SpecError(
-        path, f"{format_value(got)}: {error['msg'][0].lower()}{error['msg'][1:]}", _field_remedy(schema, loc)
+        path, f"{format_value(got)}: {error['msg'][0].lower()}{error['msg'][1:]}", _build_field_remedy(schema, loc)
     )
 
 
@@ -372,22 +372,22 @@ def _find_field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[typ
         if current is None or isinstance(part, int):
             continue
         field = next((item for item in current.model_fields.values() if item.alias == part), None)
-        current = _model_in_type(field.annotation) if field else None
+        current = _find_model_in_type(field.annotation) if field else None
     return current, field
 
 
-def _model_in_type(annotation: Any) -> type[ApiModel] | None:
+def _find_model_in_type(annotation: Any) -> type[ApiModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
-    return next((model for item in getattr(annotation, "__args__", ()) if (model := _model_in_type(item))), None)
+    return next((model for item in getattr(annotation, "__args__", ()) if (model := _find_model_in_type(item))), None)
 
 
-def _known_keys(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]:
+def _list_known_keys(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]:
     model, _ = _find_field(schema, loc)
     return [str(item.alias) for item in model.model_fields.values()] if model else []
 
 
-def _mapping_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
+def _build_mapping_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
     """Return a remedy that lists the required keys of a mapping. If no key is required, list the first three."""
     model, _ = _find_field(schema, loc)
     fields = list((model or schema).model_fields.values())
@@ -396,7 +396,7 @@ def _mapping_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
     return f"write a mapping with {keys}"
 
 
-def _field_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
+def _build_field_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
     _, field = _find_field(schema, loc)
     text = field.description if field and field.description else "see the field's description"
     return text[0].lower() + text[1:].split(". ")[0].rstrip(".")

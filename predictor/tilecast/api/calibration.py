@@ -120,14 +120,14 @@ def read_runs(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> l
     return sorted(runs, key=lambda item: (item.time, item.uid))
 
 
-def correction_records(table: Calibration, gpu: str) -> list[CorrectionRecord]:
+def build_correction_records(table: Calibration, gpu: str) -> list[CorrectionRecord]:
     """Return the corrections for a GPU as records, coarsest groups of runs first, without groups of one workload."""
     chosen: Sequence[Correction] = [
         item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
     ]
     names = ("precision", "family", "scale")
     return [
-        CorrectionRecord.from_cut_values(
+        CorrectionRecord.from_truncated_values(
             **dict(zip(names, item.group[1:], strict=False)),
             ratio=item.ratio,
             range_factor=item.width,
@@ -158,7 +158,7 @@ def read_corrections(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool
 _WORKLOAD = 5
 
 
-def calibration_text(table: Calibration) -> str:
+def format_calibration(table: Calibration) -> str:
     """Return a calibration as JSON text, which `parse_calibration` reads."""
     parts = {"corrections": table.corrections, "software": table.software}
     return json.dumps({name: [asdict(item) for item in part] for name, part in parts.items()}, indent=1) + "\n"
@@ -179,7 +179,7 @@ class _CalibrationFile(ApiModel):
 
 
 def parse_calibration(text: str, name: str) -> Calibration:
-    """Parse JSON text from `calibration_text` into a calibration. Errors call the text `name`.
+    """Parse JSON text from `format_calibration` into a calibration. Errors call the text `name`.
 
     Raises:
         SpecError: the text is not a calibration.

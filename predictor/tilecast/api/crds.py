@@ -202,7 +202,7 @@ def crd_document(resource: CustomResource) -> Schema:
 def structural_schema(model: type[ApiModel]) -> Schema:
     """Return a model's structural schema, with references resolved, unions with null removed, and rules in CEL."""
     raw = model.model_json_schema(by_alias=True, mode="validation")
-    return _to_structural(raw, raw.get("$defs", {}), {item.__name__: item for item in models_in(model)})
+    return _to_structural(raw, raw.get("$defs", {}), {item.__name__: item for item in list_models_in(model)})
 
 
 def crd_text(resource: CustomResource) -> str:
@@ -243,9 +243,9 @@ def _to_structural(
     if "$ref" in merged:
         name = merged.pop("$ref").rsplit("/", 1)[-1]
         merged = {**definitions[name], **merged}
-        rules = _validation_rules(models_by_name[name])
+        rules = _build_validation_rules(models_by_name[name])
     elif merged.get("title") in models_by_name and "properties" in merged:
-        rules = _validation_rules(models_by_name[merged["title"]])
+        rules = _build_validation_rules(models_by_name[merged["title"]])
     out: Schema = {
         key: merged[key] for key in _SCHEMA_KEYS if key in merged and (key != "default" or merged[key] is not None)
     }
@@ -270,12 +270,12 @@ def _to_structural(
     return out | {key: value for key, value in merged.items() if key.startswith("x-kubernetes-")} | rules
 
 
-def _validation_rules(model: type[ApiModel]) -> Schema:
+def _build_validation_rules(model: type[ApiModel]) -> Schema:
     validations = [{"rule": rule.cel, "message": f"{rule.problem}; {rule.remedy}"} for rule in model.rules]
     return {"x-kubernetes-validations": validations} if validations else {}
 
 
-def models_in(model: type[ApiModel]) -> list[type[ApiModel]]:
+def list_models_in(model: type[ApiModel]) -> list[type[ApiModel]]:
     """Return a model and, recursively, all models that appear in the types of its fields."""
     used = [model]
     for field in model.model_fields.values():
@@ -283,7 +283,7 @@ def models_in(model: type[ApiModel]) -> list[type[ApiModel]]:
         while pending:
             annotation: Any = pending.pop()
             if isinstance(annotation, type) and issubclass(annotation, ApiModel):
-                used += models_in(annotation)
+                used += list_models_in(annotation)
             pending += getattr(annotation, "__args__", ())
     return used
 

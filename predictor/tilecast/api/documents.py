@@ -46,7 +46,7 @@ def load_documents(text: str, name: str = "manifest", limit_bytes: int | None = 
         remedy = "split it" if is_json else "split it, or give it as JSON"
         raise SpecError(name, f"is longer than {limit / 2**20:.3g} MiB", remedy)
     value = _parse_json(text, name, limit) if is_json else None
-    return list(_flatten_lists(_parse_yaml(text, name) if value is None else value, name))
+    return list(_iterate_list_items(_parse_yaml(text, name) if value is None else value, name))
 
 
 def _parse_json(text: str, name: str, limit: int) -> list[Any] | None:
@@ -66,13 +66,13 @@ def _parse_json(text: str, name: str, limit: int) -> list[Any] | None:
 def _parse_yaml(text: str, name: str) -> list[Any]:
     if len(text) > MAX_YAML_BYTES:
         raise SpecError(name, "is not JSON", "check where it was cut off")
-    with _yaml_errors_as_spec_errors(name):
+    with _convert_yaml_errors(name):
         _check_yaml_size(text, name)
         return [document for document in yaml.load_all(text, Loader=_LOADER) if document is not None]
 
 
 @contextmanager
-def _yaml_errors_as_spec_errors(name: str) -> Iterator[None]:
+def _convert_yaml_errors(name: str) -> Iterator[None]:
     """Convert errors of PyYAML in the `with` block to a SpecError that names the text `name`."""
     try:
         yield
@@ -95,7 +95,7 @@ def expand_aliases(text: str, name: str = "manifest") -> str:
     Raises:
         SpecError: the text is not YAML, is too deeply nested, or its expanded aliases have too many values.
     """
-    with _yaml_errors_as_spec_errors(name):
+    with _convert_yaml_errors(name):
         has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER))
     if not has_aliases:
         return text
@@ -157,7 +157,7 @@ class _OpenCollection:
     """Number of levels below it so far."""
 
 
-def _flatten_lists(values: list[Any], name: str) -> Iterator[Document]:
+def _iterate_list_items(values: list[Any], name: str) -> Iterator[Document]:
     for index, value in enumerate(values):
         if not isinstance(value, dict):
             kind = "a list" if isinstance(value, list) else "plain text" if isinstance(value, str) else "a bare value"

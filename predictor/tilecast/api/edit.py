@@ -32,7 +32,7 @@ def edit_yaml(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
         index: position of the document to change.
     """
     for change in changes:
-        old = _node_value(_find_node(_compose_document(text, index), change.path))
+        old = _get_node_value(_find_node(_compose_document(text, index), change.path))
         for edit in _diff_values(change.path, old, change.value):
             text = _apply_edit(text, index, edit)
     return text
@@ -59,7 +59,7 @@ def _apply_edit(text: str, index: int, edit: _Edit) -> str:
         return _append_items(text, node, value) if value else text
     if depth == len(path):
         if value is not _GONE and isinstance(node, yaml.ScalarNode) and not isinstance(value, dict | list):
-            return text[: node.start_mark.index] + _dump_flow_style(value) + text[_content_end(text, node) :]
+            return text[: node.start_mark.index] + _dump_flow_style(value) + text[_find_content_end(text, node) :]
         parent = _find_node(root, path[:-1])
         return _set_entry(text, root, parent, str(path[-1]), value)
     for part in reversed(path[depth + 1 :]):
@@ -73,15 +73,15 @@ def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
     """Return the text with a mapping's key set to `value`. If `value` is `_GONE`, the key is removed."""
     entry = next((pair for pair in mapping.value if pair[0].value == key), None)
     if mapping.flow_style or not mapping.value:
-        plain = {**_node_value(mapping), key: value}
+        plain = {**_get_node_value(mapping), key: value}
         remaining = {name: item for name, item in plain.items() if item is not _GONE}
         return text[: mapping.start_mark.index] + _dump_flow_style(remaining) + text[mapping.end_mark.index :]
     column = mapping.value[0][0].start_mark.column
-    block = "" if value is _GONE else _dump_block({key: value}, column, _indents_lists(root) is not False)
+    block = "" if value is _GONE else _dump_block({key: value}, column, _is_list_indented(root) is not False)
     if entry is None:
-        end = _line_end(text, _content_end(text, mapping))
+        end = _find_line_end(text, _find_content_end(text, mapping))
         return text[:end] + "\n" + block + text[end:]
-    start, end = entry[0].start_mark.index, _line_end(text, _content_end(text, entry[1], entry[0]))
+    start, end = entry[0].start_mark.index, _find_line_end(text, _find_content_end(text, entry[1], entry[0]))
     if not block:
         return text[: text.rfind("\n", 0, start) + 1] + text[end + 1 :]
     return text[:start] + block.lstrip() + text[end:]
@@ -89,9 +89,9 @@ def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
 
 def _append_items(text: str, sequence: Any, items: Sequence[Any]) -> str:
     if sequence.flow_style:
-        value = [*_node_value(sequence), *items]
+        value = [*_get_node_value(sequence), *items]
         return text[: sequence.start_mark.index] + _dump_flow_style(value) + text[sequence.end_mark.index :]
-    end = _line_end(text, _content_end(text, sequence))
+    end = _find_line_end(text, _find_content_end(text, sequence))
     return text[:end] + "\n" + _dump_block(list(items), sequence.start_mark.column, True) + text[end:]
 
 
@@ -113,14 +113,14 @@ def _find_node(node: Any, path: Path) -> Any:
     return node
 
 
-def _node_value(node: Any) -> Any:
+def _get_node_value(node: Any) -> Any:
     if node is None:
         return None
     loader = yaml.SafeLoader("")
     return loader.construct_object(node, deep=True)
 
 
-def _content_end(text: str, node: Any, key: Any = None) -> int:
+def _find_content_end(text: str, node: Any, key: Any = None) -> int:
     """Return the index after the last character of a node's content.
 
     PyYAML's end mark of a block node includes later comments. The content ends with its last scalar or flow node.
@@ -132,22 +132,22 @@ def _content_end(text: str, node: Any, key: Any = None) -> int:
     if node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]
-    return _content_end(text, last[1], last[0]) if isinstance(last, tuple) else _content_end(text, last)
+    return _find_content_end(text, last[1], last[0]) if isinstance(last, tuple) else _find_content_end(text, last)
 
 
-def _line_end(text: str, index: int) -> int:
+def _find_line_end(text: str, index: int) -> int:
     end = text.find("\n", index)
     return len(text) if end < 0 else end
 
 
-def _indents_lists(node: Any) -> bool | None:
+def _is_list_indented(node: Any) -> bool | None:
     """Return whether the first block list is indented deeper than its key. Return None if there is no such list."""
     if isinstance(node, yaml.SequenceNode):
-        return next((answer for item in node.value if (answer := _indents_lists(item)) is not None), None)
+        return next((answer for item in node.value if (answer := _is_list_indented(item)) is not None), None)
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(value, yaml.SequenceNode) and not value.flow_style:
             return bool(value.start_mark.column > key.start_mark.column)
-        if (answer := _indents_lists(value)) is not None:
+        if (answer := _is_list_indented(value)) is not None:
             return answer
     return None
 

@@ -34,6 +34,6 @@ def as_mapping(value: object) -> Document:
     return value if isinstance(value, Mapping) else {}
 
 
-def mappings_in(value: object) -> list[Document]:
+def list_mappings_in(value: object) -> list[Document]:
     """Return the items of a list that are mappings. If the value is not a list, return an empty list."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -339,14 +339,14 @@ def read_discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery 
     try:
         note = untrusted.parse_json(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
         value = Discovery(str(note["identity"]), str(note["layer"]))
-        return value if note["spec"] == _spec_digest(spec) else None
+        return value if note["spec"] == _digest_spec(spec) else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def discovered_pool(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
+def build_discovered_pool(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
     """Return the GPUPool object that node discovery writes for a pool, with `note` in its annotations."""
-    fields = {"identity": note.identity, "layer": note.layer, "spec": _spec_digest(spec)}
+    fields = {"identity": note.identity, "layer": note.layer, "spec": _digest_spec(spec)}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -355,18 +355,18 @@ def discovered_pool(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, 
             "labels": {DISCOVERED: "true"},
             "annotations": {DISCOVERY: json.dumps(fields, separators=(",", ":"))},
         },
-        "spec": _spec_values(spec),
+        "spec": _dump_spec(spec),
     }
 
 
-def _spec_values(spec: GPUPoolSpec) -> dict[str, Any]:
+def _dump_spec(spec: GPUPoolSpec) -> dict[str, Any]:
     """Return a spec as a dictionary, without absent fields and default values."""
     fields: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
     return fields
 
 
-def _spec_digest(spec: GPUPoolSpec) -> str:
-    return hashlib.sha256(json.dumps(_spec_values(spec), sort_keys=True).encode()).hexdigest()[:16]
+def _digest_spec(spec: GPUPoolSpec) -> str:
+    return hashlib.sha256(json.dumps(_dump_spec(spec), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def find_pool_link(name: str, field: str, *, per_node: bool) -> Link:

@@ -22,7 +22,7 @@ class PartSeconds(ApiModel):
         return MeasuredParts(self.input_seconds, *passes, self.optimizer_seconds, self.communication_seconds)
 
 
-def part_fields(parts: MeasuredParts) -> dict[str, float]:
+def to_part_fields(parts: MeasuredParts) -> dict[str, float]:
     """Return the known parts of a step in seconds, rounded to six digits, by field name of `PartSeconds`."""
     known = zip(PartSeconds.model_fields, parts.values, strict=True)
     return {name: round_to_six_digits(value) for name, value in known if value is not None}

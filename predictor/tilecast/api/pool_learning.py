@@ -17,7 +17,7 @@ from pydantic import Field
 from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, list_field, optional_field, round_to_six_digits
 from tilecast.api.calibration import ObservedRun, RunRecord, run_from_record
 from tilecast.api.fields import value_at_path
-from tilecast.api.parts import PartSeconds, part_fields
+from tilecast.api.parts import PartSeconds, to_part_fields
 from tilecast.spec import SpecError
 
 KIND = "PoolLearning"
@@ -50,13 +50,13 @@ class LearntRun(RunRecord, PartSeconds):
         run = observed.run
         names = ("precision", "family", "scale", "workload", "observations", "framework", "gpu", "namespace")
         origin = ("uid", "time", "namespace_uid", "job", "source", "gpus", "plan")
-        return cls.from_cut_values(
+        return cls.from_truncated_values(
             **{name: getattr(run, name) for name in names},
             **{name: getattr(observed, name) for name in origin},
             predicted_seconds=round_to_six_digits(run.predicted_s),
             observed_seconds=round_to_six_digits(run.observed_s),
             service_account=observed.account,
-            **part_fields(observed.parts),
+            **to_part_fields(observed.parts),
         )
 
 
@@ -131,7 +131,7 @@ def pool_learning_document(
     """Return the PoolLearning object of a pool, with the newest `MAX_KEPT` runs and `MAX_FORGOTTEN` requests."""
     rows = [LearntRun.from_run(item) for item in observed]
     gone = [
-        ForgottenRuns.from_cut_values(namespace=what.namespace, uid=what.uid, before=before)
+        ForgottenRuns.from_truncated_values(namespace=what.namespace, uid=what.uid, before=before)
         for what, before in requests
     ]
     spec = PoolLearningSpec(runs=rows[-MAX_KEPT:], forgotten=gone[-MAX_FORGOTTEN:])

@@ -40,7 +40,7 @@ class QueueNumbers(StatusModel):
     @classmethod
     def from_totals(cls, totals: QueueTotals, **more: Any) -> Self:
         """Return the document for the totals of a plan. `more` has values of fields that a subclass adds."""
-        return cls.from_cut_values(
+        return cls.from_truncated_values(
             completion_seconds=_round_to_four_digits(totals.completion_s),
             worst_completion_seconds=_round_to_four_digits(totals.worst_completion_s),
             makespan_seconds=_round_to_four_digits(totals.makespan_s),

@@ -18,8 +18,8 @@ from tilecast.api.base import (
     list_map_keyed_by,
     optional_field,
     plan_field,
-    round_if_known,
     round_to_six_digits,
+    round_to_six_digits_if_known,
     time_field,
 )
 from tilecast.api.parts import PartSeconds
@@ -132,7 +132,7 @@ class Alternative(StatusModel):
     def from_offer(cls, offer: Offer, **more: Any) -> Self:
         """Return the summary of an offer. `more` has values of fields that a subclass adds."""
         has_runs = bool(offer.pool.own.runs)
-        return cls.from_cut_values(
+        return cls.from_truncated_values(
             **_get_summary_fields(offer),
             plan=str(offer.plan),
             raw_step_seconds=round_to_six_digits(offer.step_s / offer.carried) if has_runs else None,
@@ -151,8 +151,8 @@ def _get_summary_fields(offer: Offer) -> dict[str, Any]:
         "global_batch_size": offer.workload.global_batch,
         "precision": offer.workload.precision,
         "step_seconds": StepSeconds.from_forecast(offer),
-        "cost_per1000_steps": round_if_known(offer.cost_per_1000_steps),
-        "finish_seconds": round_if_known(offer.finish_s),
+        "cost_per1000_steps": round_to_six_digits_if_known(offer.cost_per_1000_steps),
+        "finish_seconds": round_to_six_digits_if_known(offer.finish_s),
         "fits_now": offer.fits_now,
         "reason": offer.reason,
     }
@@ -197,7 +197,7 @@ class Recommendation(StatusModel):
     def from_offer(cls, offer: Offer, **more: Any) -> Self:
         """Return all details of an offer. `more` has values of fields that a subclass adds."""
         pool = offer.pool
-        return cls.from_cut_values(
+        return cls.from_truncated_values(
             **_get_summary_fields(offer),
             node_type=pool.node_type or None,
             node_selector=dict(pool.node_selector),
@@ -209,7 +209,7 @@ class Recommendation(StatusModel):
             memory_bytes=MemoryBytes.from_offer(offer),
             tokens_per_second=round_to_six_digits(offer.tokens_per_s),
             currency=None if offer.cost_per_1000_steps is None else pool.currency,
-            cost_to_finish=round_if_known(offer.cost_to_finish),
+            cost_to_finish=round_to_six_digits_if_known(offer.cost_to_finish),
             **more,
         )
 
@@ -296,7 +296,7 @@ class RejectedPool(StatusModel):
     @classmethod
     def from_rejection(cls, rejection: Rejection, **more: Any) -> Self:
         """Return the document for a rejected pool. `more` has values of fields that a subclass adds."""
-        return cls.from_cut_values(
+        return cls.from_truncated_values(
             pool=rejection.pool, code=rejection.code, message=rejection.message, remedy=rejection.remedy, **more
         )
 
@@ -316,7 +316,7 @@ class PassedOver(StatusModel):
     @classmethod
     def from_why_not(cls, why_not: WhyNot, **more: Any) -> Self:
         """Return the document for a plan that lost to the recommendation. `more` adds or replaces values of fields."""
-        return cls.from_cut_values(
+        return cls.from_truncated_values(
             subject=why_not.subject,
             pool=why_not.pool,
             plan=str(why_not.plan),
@@ -335,7 +335,7 @@ class ModelVersion(StatusModel):
     @classmethod
     def from_origin(cls, origin: AdviceOrigin) -> Self:
         """Return the document for the version of the predictor that made an advice."""
-        return cls.from_cut_values(version=origin.model_version, sha256=origin.model_sha256)
+        return cls.from_truncated_values(version=origin.model_version, sha256=origin.model_sha256)
 
 
 class Summary(StatusModel):

@@ -24,8 +24,8 @@ from tilecast.api.base import (
     ValidationRule,
     check_envelope,
     list_field,
-    open_plan_field,
     optional_field,
+    optional_plan_field,
     plan_field,
     validate_model,
 )
@@ -35,13 +35,13 @@ from tilecast.api.stored_model import ModelReference as ModelReference
 from tilecast.api.stored_model import config_map_content as config_map_content
 from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
-from tilecast.frameworks import FRAMEWORKS, TABLES, UNSET, first_version, parse_version
+from tilecast.frameworks import FRAMEWORKS, TABLES, UNSET, find_first_version, parse_version
 from tilecast.layout import parse_layout
 from tilecast.model import Model
-from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
+from tilecast.objectives import OBJECTIVES, Objective, list_objectives_bounded_by
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
 from tilecast.search import FRAMEWORKS as ABILITIES
-from tilecast.search import abilities
+from tilecast.search import find_framework_features
 from tilecast.spec import FROZEN_BITS, PIPELINE_SCHEDULES, PartialPlan, Schedule, SpecError, Workload
 from tilecast.zoo.families import FAMILIES
 
@@ -99,9 +99,9 @@ class BaselinePlan(ApiModel):
     expert_tensor: int = plan_field("expert_tensor", default=1, le=4096)
     virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
     schedule: Schedule | None = plan_field("schedule", ge=None, default=None)
-    zero_stage: int | None = open_plan_field("zero_stage", le=3)
-    micro_batch: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
-    checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
+    zero_stage: int | None = optional_plan_field("zero_stage", le=3)
+    micro_batch: int | None = optional_plan_field("micro_batch", le=MAX_BATCH)
+    checkpointing: Checkpointing | None = optional_plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
 
     def to_partial_plan(self) -> PartialPlan:
         """Return the plan as a `PartialPlan`, which leaves absent settings to the search."""
@@ -123,7 +123,7 @@ class JobBaseline(ApiModel):
             "!has(self.plan) || (has(self.plan.data) ? self.plan.data * self.plan.tensor * self.plan.pipeline * "
             "self.plan.context == self.gpus : "
             "self.gpus % (self.plan.tensor * self.plan.pipeline * self.plan.context) == 0)",
-            lambda m: m.plan is None or _degrees_match_gpus(m.plan, m.gpus),
+            lambda m: m.plan is None or _has_degrees_for_gpus(m.plan, m.gpus),
             "the degrees of plan do not multiply to gpus",
             "correct one of them",
         ),
@@ -134,7 +134,7 @@ class JobBaseline(ApiModel):
         return Baseline(self.pool, self.gpus, self.plan.to_partial_plan() if self.plan else None)
 
 
-def _degrees_match_gpus(plan: BaselinePlan, gpus: int) -> bool:
+def _has_degrees_for_gpus(plan: BaselinePlan, gpus: int) -> bool:
     others = plan.tensor * plan.pipeline * plan.context
     return gpus % others == 0 if plan.data is None else plan.data * others == gpus
 
@@ -176,8 +176,8 @@ class TargetRef(ApiModel):
 _OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items()]
 
 
-_TIMED = objectives_bounded_by("deadlineSeconds")
-_PAID = objectives_bounded_by("budget")
+_TIMED = list_objectives_bounded_by("deadlineSeconds")
+_PAID = list_objectives_bounded_by("budget")
 
 
 class TrainingJobSpec(ApiModel):
@@ -300,12 +300,12 @@ def read_request(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[
     name, _ = check_envelope(document, KIND)
     spec = parse_training_job(document)
     stored = None
-    if (place := model_reference(spec)) is not None:
+    if (place := find_model_reference(spec)) is not None:
         stored = config_map_content(place, (config_maps or {}).get(place.name))
     return to_request(name, spec, stored)
 
 
-def model_reference(spec: TrainingJobSpec) -> ModelReference | None:
+def find_model_reference(spec: TrainingJobSpec) -> ModelReference | None:
     """Return the ConfigMap key that contains a job's model, or None if no ConfigMap does."""
     model = spec.model
     if model.graph_ref is not None:
@@ -331,7 +331,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
             experts, but the model has none.
     """
     training = spec.training
-    model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)
+    model = read_model(name, spec.model, find_model_reference(spec), stored, training.sequence_length)
     workload = _to_workload(spec, model, sequence_length(model, training.sequence_length))
     _check_precision(training)
     _check_gradient_sync(training)
@@ -408,7 +408,7 @@ def _check_precision(training: Training) -> None:
         SpecError: the version is too old.
     """
     name, version = training.framework, training.framework_version
-    first = None if name is None else first_version(name, training.precision)
+    first = None if name is None else find_first_version(name, training.precision)
     if first is not None and version is not None and parse_version(version) < parse_version(first):
         problem, remedy = f"{name} {version} has no {training.precision}", f"use version {first} or later, or bf16"
         raise SpecError("spec.training.precision", problem, remedy)
@@ -422,7 +422,7 @@ def _check_pipeline(training: Training, model: Model) -> None:
     """
     cells = FRAMEWORKS[training.framework or UNSET]
     who, schedule, layout = training.framework or "the job", training.pipeline_schedule, training.pipeline_layout
-    has_pipeline = training.framework is None or "pipeline" in abilities(training.framework).parallelism
+    has_pipeline = training.framework is None or "pipeline" in find_framework_features(training.framework).parallelism
     if schedule is not None and not (has_pipeline and schedule in cells.schedules):
         able = [name for name, one in ABILITIES.items() if "pipeline" in one.parallelism]
         others = ", ".join(name for name in able if schedule in FRAMEWORKS[name].schedules)

@@ -20,7 +20,7 @@ from importlib import import_module
 from tilecast import __version__, environment
 from tilecast.cli import progress
 from tilecast.cli.parser import BAD_INPUT, OneLineErrorParser, add_quiet_flag, write_example
-from tilecast.cli.screen import mark
+from tilecast.cli.screen import color_word
 from tilecast.inputs.reading import InputWarning
 from tilecast.spec import SpecError
 
@@ -59,7 +59,7 @@ _FIRST_STEPS = f"""\
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run its verb and return the exit status."""
     _configure_streams()
-    given = _move_flags(list(sys.argv[1:] if arguments is None else arguments))
+    given = _move_quiet_behind_verb(list(sys.argv[1:] if arguments is None else arguments))
     if not given:
         print(_FIRST_STEPS)
         return EXIT_BAD_INPUT
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 progress.end_progress()
         sys.stdout.flush()
     except SpecError as error:
-        print(f"{mark('tilecast:', 'error', sys.stderr)} {error}", file=sys.stderr)
+        print(f"{color_word('tilecast:', 'error', sys.stderr)} {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except BrokenPipeError:
         sys.stderr.close()
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _move_flags(given: Sequence[str]) -> list[str]:
+def _move_quiet_behind_verb(given: Sequence[str]) -> list[str]:
     """Return the arguments with `--quiet` behind the verb, where users may write it before."""
     verb = next((place for place, word in enumerate(given) if word != "--quiet"), len(given))
     return [*given[verb : verb + 1], *given[:verb], *given[verb + 1 :]]
@@ -114,7 +114,7 @@ def _split_command(given: Sequence[str]) -> tuple[list[str], list[str]]:
 def _print_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning as one line on standard error. It replaces `warnings.showwarning`."""
     text = str(message) if issubclass(category, InputWarning) else f"{category.__name__}: {message}"
-    print(f"{mark('tilecast:', 'warning', sys.stderr)} {text}", file=sys.stderr)
+    print(f"{color_word('tilecast:', 'warning', sys.stderr)} {text}", file=sys.stderr)
 
 
 def _configure_streams() -> None:

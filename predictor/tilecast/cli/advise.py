@@ -21,7 +21,7 @@ from tilecast.cli.screen import write_screen
 from tilecast.hardware import Pool
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice, measured_offer
+from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice, find_measured_offer
 from tilecast.render import launch as launched
 from tilecast.render.dialects import DIALECTS, write_dialect
 from tilecast.render.document import FORMATS, dump_document
@@ -90,35 +90,37 @@ def run(options: argparse.Namespace) -> int:
     )
     answer = compute_advice(question)
     try:
-        text = _manifest_text(options, answer) if answer.candidates and options.output == "yaml" else None
-        text = _output_text(options, question, answer) if text is None else text
+        text = _format_manifest(options, answer) if answer.candidates and options.output == "yaml" else None
+        text = _format_output(options, question, answer) if text is None else text
         write = write_screen if options.output in ("table", "wide") and not options.launch else sys.stdout.write
         write(text)
     except SpecError as error:
-        raise answer.job.cite_flag(error) from None
+        raise answer.job.name_flag_in_error(error) from None
     return EXIT_OK if answer.advice.best else EXIT_NO_RECOMMENDATION
 
 
-def _manifest_text(options: argparse.Namespace, result: AdviceResult) -> str:
+def _format_manifest(options: argparse.Namespace, result: AdviceResult) -> str:
     """Return the text of the job's manifest with advised fields, and the launcher's command if `--launch` is given."""
     from tilecast.render.dialects.parts import write_comments
 
     source, advice, candidates = result.job.source, result.advice, result.candidates
     assert source is not None and candidates is not None  # noqa: S101 (only jobs of other kinds have a manifest)
     if advice.best is None:
-        return source.edited_manifest(advice, candidates)
+        return source.edit_manifest(advice, candidates)
     if not options.launch:
-        return write_comments(describe_risk(advice)) + source.edited_manifest(advice, candidates)
+        return write_comments(describe_risk(advice)) + source.edit_manifest(advice, candidates)
     tight, safer = list_launch_settings(advice, advice.best)
     setting, risk = launched.choose_setting(options.launch, tight, safer, options.plan is not None)
     launch = launched.write_launch(options.launch, setting)
     if setting is not tight and advice.safer is not None:
         advice = replace(advice, offers=(advice.safer, *advice.offers[1:]))
     script = launch.with_program(source.program).format_bash_script()
-    return write_comments(risk) + source.edited_manifest(advice, candidates, script)
+    return write_comments(risk) + source.edit_manifest(advice, candidates, script)
 
 
-def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]], words: Sequence[str]) -> str:
+def _format_html(
+    advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]], words: Sequence[str]
+) -> str:
     from tilecast.explain import explain_plan
     from tilecast.render import html
     from tilecast.scaling import find_scaling_curves
@@ -130,17 +132,17 @@ def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[s
     return html.advice_page(advice, explanation, curves, sections, command, f"{date.today():%d %B %Y}")
 
 
-def _output_text(options: argparse.Namespace, inputs: AdviceInputs, result: AdviceResult) -> str:
+def _format_output(options: argparse.Namespace, inputs: AdviceInputs, result: AdviceResult) -> str:
     advice, best = result.advice, result.advice.best
     if options.output in DIALECTS:
         _refuse_sections(options)
         return write_dialect(options.output, advice)
-    extras = _requested_sections(options, inputs, result, best) if best is not None else []
+    extras = _build_requested_sections(options, inputs, result, best) if best is not None else []
     if options.output == "csv":
         return FORMATS["csv"](advice)
     if options.output == "html":
         sections = [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"]
-        return _html_text(advice, result.pools, sections, options.words)
+        return _format_html(advice, result.pools, sections, options.words)
     if extras and options.output in ("json", "yaml"):
         return dump_document(
             options.output,
@@ -166,7 +168,7 @@ def _refuse_sections(options: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class _AdviceSection:
     """An addition to the advice that a flag requests: a text section, and a document under a key of the JSON."""
 
     key: str
@@ -175,18 +177,18 @@ class _Section:
     document: object
 
 
-def _requested_sections(
+def _build_requested_sections(
     options: argparse.Namespace, inputs: AdviceInputs, result: AdviceResult, best: Offer
-) -> list[_Section]:
+) -> list[_AdviceSection]:
     advice, extras = result.advice, []
     if result.seconds is not None:
         from tilecast.diagnose import diagnose_step
         from tilecast.render import diagnose as diagnosed
 
-        ran = measured_offer(inputs, result)
+        ran = find_measured_offer(inputs, result)
         held = diagnose_step(ran.workload, ran.plan, ran.pool, result.seconds)
         extras.append(
-            _Section("measured", "Measured", diagnosed.diagnosis_text(held), diagnosed.diagnosis_document(held))
+            _AdviceSection("measured", "Measured", diagnosed.diagnosis_text(held), diagnosed.diagnosis_document(held))
         )
     if options.explain:
         from tilecast.explain import explain_plan
@@ -194,7 +196,7 @@ def _requested_sections(
 
         explanation = explain_plan(best.workload, best.plan, best.pool, best.step_s)
         extras.append(
-            _Section(
+            _AdviceSection(
                 "explanation",
                 "Explanation",
                 explained.explanation_text(best, explanation),
@@ -211,10 +213,10 @@ def _requested_sections(
         )
         cut = perlayer.cut_pipeline(best.workload, best.pool, best.plan)
         screen = layers.layers_text(best, varied, cut)
-        extras.append(_Section("perLayer", "Layer by layer", screen, layers.layers_document(varied, cut)))
+        extras.append(_AdviceSection("perLayer", "Layer by layer", screen, layers.layers_document(varied, cut)))
     if options.launch:
         name, setting, safer = options.launch, *list_launch_settings(advice, best)
         own = _find_own_command(result)
         text = launched.launch_text(name, setting, safer, is_stated=options.plan is not None, own=own)
-        extras.append(_Section("launch", "Launch", text, launched.launch_document(name, setting, safer, own)))
+        extras.append(_AdviceSection("launch", "Launch", text, launched.launch_document(name, setting, safer, own)))
     return extras

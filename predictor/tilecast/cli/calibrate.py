@@ -40,7 +40,7 @@ def _calibrate_runs(options: argparse.Namespace) -> int:
     sample = measured([row for path in options.runs for row in read_table(path)])
     print(curves.calibration_report(sample))
     if options.output is not None:
-        _write_file(options.output, calibration_file.calibration_text(calibration.fit_calibration(sample.runs)))
+        _write_file(options.output, calibration_file.format_calibration(calibration.fit_calibration(sample.runs)))
         print(f"wrote {options.output}: give it to `tilecast advise --calibration {options.output}`")
     return EXIT_OK
 

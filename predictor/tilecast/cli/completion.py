@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
             # A colon ends the message of zsh's _arguments, and what follows would run as a command.
             action.metavar = action.metavar.replace(":", "\\:")
         if action.dest == "job":
-            action.complete = _job_completion(" ".join(presets))  # type: ignore[attr-defined]
+            action.complete = _build_job_completion(" ".join(presets))  # type: ignore[attr-defined]
         elif action.dest in words and action.metavar != "FILE.toml":
-            action.complete = _list_completion(*words[action.dest])  # type: ignore[attr-defined]
+            action.complete = _build_word_completion(*words[action.dest])  # type: ignore[attr-defined]
         elif action.type is Path or action.dest in ("files", "nodes", "target"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(whole, options.shell))
@@ -65,7 +65,7 @@ def _iterate_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Actio
             yield action
 
 
-def _list_completion(name: str, words: list[str]) -> dict[str, Any]:
+def _build_word_completion(name: str, words: list[str]) -> dict[str, Any]:
     """Return completion code by shell for an argument that is one word, or several separated by commas.
 
     Args:
@@ -85,7 +85,7 @@ def _list_completion(name: str, words: list[str]) -> dict[str, Any]:
     return {"bash": function, "zsh": function, "fish": f"({function})", "preamble": preamble}
 
 
-def _job_completion(presets: str) -> dict[str, Any]:
+def _build_job_completion(presets: str) -> dict[str, Any]:
     """Return completion code by shell, for an argument that is a preset or a file."""
     return {
         "bash": "_tilecast_job",

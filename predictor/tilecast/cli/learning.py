@@ -16,7 +16,7 @@ from tilecast.api.pool_learning import FORGET, ForgetRequest
 from tilecast.cli import EXIT_OK
 from tilecast.inputs.pools import run_kubectl
 from tilecast.inputs.reading import read_text
-from tilecast.learning.namespace_calibration import NamespaceCalibration, quarantine_reasons
+from tilecast.learning.namespace_calibration import NamespaceCalibration, find_quarantine_reasons
 from tilecast.spec import SpecError
 
 RESOURCE = "poollearnings.tilecast.dev"
@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             )
 
 
-def _kubectl(context: str | None, *arguments: str) -> str:
+def _run_kubectl(context: str | None, *arguments: str) -> str:
     return run_kubectl(context, *arguments, remedy="check the context, and that you administer the cluster")
 
 
@@ -66,9 +66,9 @@ def _split_names(text: str) -> tuple[str, ...]:
 def run(options: argparse.Namespace) -> int:
     if options.action == "forget":
         return _request_forgetting(options)
-    text = read_text(options.file) if options.file else _kubectl(options.context, "get", RESOURCE, "-o", "json")
+    text = read_text(options.file) if options.file else _run_kubectl(options.context, "get", RESOURCE, "-o", "json")
     runs = _parse_runs(text, options.file or f"kubectl get {RESOURCE}")
-    rows = _list_lines(runs, options) if options.action == "list" else _show_lines(runs, options)
+    rows = _format_run_list(runs, options) if options.action == "list" else _format_run_details(runs, options)
     print("\n".join(rows) if len(rows) > 1 else "no run was measured")
     return EXIT_OK
 
@@ -89,17 +89,17 @@ def _list_run_states(runs: Sequence[ObservedRun], table: NamespaceCalibration) -
     for namespace, counting in table.runs.items():
         rows = [row for row, one in enumerate(runs) if one.run.namespace == namespace]
         counted = set(counting)
-        for row, why in zip(rows, quarantine_reasons([runs[row].run for row in rows]), strict=True):
+        for row, why in zip(rows, find_quarantine_reasons([runs[row].run for row in rows]), strict=True):
             standing[row] = why or ("counts" if runs[row].run in counted else "superseded")
     return standing
 
 
-def _list_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
+def _format_run_list(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
     table = NamespaceCalibration([one.run for one in runs], options.trusted)
     standing = _list_run_states(runs, table)
     groups: dict[tuple[str, str], list[int]] = {}
     for row, one in enumerate(runs):
-        if _matches_options(one, options):
+        if _is_selected_by_options(one, options):
             groups.setdefault((one.run.pool, one.run.namespace), []).append(row)
     lines = [f"{'POOL':<24}{'NAMESPACE':<24}{'RUNS':>5}{'COUNT':>6}{'ERROR':>8}  SAY"]
     for (pool, namespace), rows in sorted(groups.items()):
@@ -113,11 +113,11 @@ def _list_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> lis
     return lines
 
 
-def _show_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
+def _format_run_details(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
     standing = _list_run_states(runs, NamespaceCalibration([one.run for one in runs], options.trusted))
     lines = [f"{'TIME':<22}{'POOL':<20}{'NAMESPACE/JOB':<36}{'ACCOUNT':<20}{'ERROR':>8}  {'STANDING':<13}UID"]
     for one, why in zip(runs, standing, strict=True):
-        if _matches_options(one, options):
+        if _is_selected_by_options(one, options):
             job = f"{one.run.namespace or UNKNOWN}/{one.job or '-'}"
             error = f"{math.expm1(one.run.deviation):+.0%}"
             account = one.account or one.source or "-"
@@ -125,7 +125,7 @@ def _show_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> lis
     return lines
 
 
-def _matches_options(run: ObservedRun, options: argparse.Namespace) -> bool:
+def _is_selected_by_options(run: ObservedRun, options: argparse.Namespace) -> bool:
     namespace = "" if options.namespace == UNKNOWN else options.namespace
     return options.pool in (None, run.run.pool) and namespace in (None, run.run.namespace)
 
@@ -134,6 +134,6 @@ def _request_forgetting(options: argparse.Namespace) -> int:
     namespace = "" if options.namespace == UNKNOWN else options.namespace
     asked = ForgetRequest.parse(str(ForgetRequest(namespace, options.job)))
     where = [options.pool] if options.pool else ["--all"]
-    _kubectl(options.context, "annotate", RESOURCE, *where, f"{FORGET}={asked}", "--overwrite")
+    _run_kubectl(options.context, "annotate", RESOURCE, *where, f"{FORGET}={asked}", "--overwrite")
     print(f"asked the operator to forget {asked} of {options.pool or 'every pool'}")
     return EXIT_OK

@@ -76,7 +76,9 @@ def _build_server(permissions: Permissions) -> Server[Any]:
 
     async def call(_context: object, request: types.CallToolRequestParams) -> types.CallToolResult:
         async with turn:
-            return await anyio.to_thread.run_sync(partial(_answer, request.name, request.arguments or {}, permissions))
+            return await anyio.to_thread.run_sync(
+                partial(_build_tool_answer, request.name, request.arguments or {}, permissions)
+            )
 
     return Server(
         "tilecast", version=__version__, instructions=_INSTRUCTIONS, on_list_tools=list_all, on_call_tool=call
@@ -104,7 +106,7 @@ def _describe_tool(tool: Tool, permissions: Permissions) -> types.Tool:
     )
 
 
-def _answer(name: str, given: dict[str, Any], permissions: Permissions) -> types.CallToolResult:
+def _build_tool_answer(name: str, given: dict[str, Any], permissions: Permissions) -> types.CallToolResult:
     """Return a tool's printed table and its JSON, or a one-line error."""
     from mcp import types
 

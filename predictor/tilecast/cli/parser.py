@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import NoReturn
 
-from tilecast.cli.screen import mark
+from tilecast.cli.screen import color_word
 
 BAD_INPUT = 2
 """Exit status of a command line that cannot be parsed."""
@@ -62,9 +62,9 @@ class OneLineErrorParser(argparse.ArgumentParser):
     """Argument parser that reports an error on one line, with a remedy."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{mark('tilecast:', 'error', sys.stderr)} {self._reword(message)}\n")
+        self.exit(BAD_INPUT, f"{color_word('tilecast:', 'error', sys.stderr)} {self._reword_message(message)}\n")
 
-    def _reword(self, message: str) -> str:
+    def _reword_message(self, message: str) -> str:
         """Return argparse's message as `argument: problem; remedy`."""
         if found := re.fullmatch(
             r"(?:the following|one of the) arguments (.*?)(?: is|are)? ?required(?:: (.*))?", message
@@ -75,7 +75,7 @@ class OneLineErrorParser(argparse.ArgumentParser):
             return f"{names}: {'are' if ', ' in names else 'is'} missing; {remedy}"
         if found := re.fullmatch(r"argument (.+?): invalid choice: (.+?) \(choose from (.+)\)", message):
             given, choices = found[2].strip("'"), [choice.strip("'") for choice in found[3].split(", ")]
-            return f"{found[1]}: {given!r} is not allowed; {suggest(given, choices, 'use one of')}"
+            return f"{found[1]}: {given!r} is not allowed; {suggest_name(given, choices, 'use one of')}"
         if found := re.fullmatch(r"unrecognized arguments: (.*)", message):
             word = found[1].split(" ")[0].split("=")[0]
             flags = sorted(set(self._list_flags()))
@@ -106,7 +106,7 @@ class OneLineErrorParser(argparse.ArgumentParser):
         return str(action.metavar or action.dest.upper())
 
 
-def suggest(word: str, names: list[str], otherwise: str) -> str:
+def suggest_name(word: str, names: list[str], otherwise: str) -> str:
     """Return a remedy for an unknown word: the most similar name, or else `otherwise` followed by all names."""
     near = get_close_matches(word.lower(), names, n=1, cutoff=0.75)
     return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(names)}"

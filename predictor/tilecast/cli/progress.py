@@ -41,7 +41,7 @@ def track_progress(items: Sequence[ItemT], label: str) -> Iterator[ItemT]:
         TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("left"),
     )
-    with _show_late(Progress(*columns, console=_console(), transient=True, redirect_stdout=False)) as bar:
+    with _show_after_delay(Progress(*columns, console=_make_console(), transient=True, redirect_stdout=False)) as bar:
         task = bar.add_task(label, total=len(items))
         for item in items:
             yield item
@@ -57,7 +57,7 @@ def show_wait(label: str) -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with _show_late(Progress(*columns, console=_console(), transient=True, redirect_stdout=False)) as bar:
+    with _show_after_delay(Progress(*columns, console=_make_console(), transient=True, redirect_stdout=False)) as bar:
         bar.add_task(label, total=None)
         yield
 
@@ -75,14 +75,14 @@ def _is_shown() -> bool:
     return sys.stderr.isatty() and not _state["is_quiet"]
 
 
-def _console() -> Console:
+def _make_console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 @contextmanager
-def _show_late(bar: Progress) -> Iterator[Progress]:
+def _show_after_delay(bar: Progress) -> Iterator[Progress]:
     """Show a bar while the `with` block runs, but not in its first `PATIENCE_S` seconds."""
     timer = Timer(max(PATIENCE_S, 0.0), bar.start)
     timer.daemon = True

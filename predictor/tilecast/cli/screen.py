@@ -34,34 +34,34 @@ _MEANINGS = (
 
 def write_screen(text: str) -> None:
     """Write the text of a screen to standard output, in colours if it is a terminal."""
-    sys.stdout.write(paint(text, sys.stdout))
+    sys.stdout.write(color_text(text, sys.stdout))
 
 
-def paint(text: str, stream: TextIO) -> str:
+def color_text(text: str, stream: TextIO) -> str:
     """Return the text with colours if the stream is a terminal that shows them, otherwise unchanged."""
-    if not _shows_colors(stream):
+    if not _has_colors(stream):
         return text
     parts, end = list[str](), 0
-    for begin, stop, meaning in sorted(_find_spans(text)):
+    for begin, stop, meaning in sorted(_find_colored_spans(text)):
         if begin >= end:
-            parts += [text[end:begin], _color(text[begin:stop], meaning)]
+            parts += [text[end:begin], _color_by_meaning(text[begin:stop], meaning)]
             end = stop
     return "".join((*parts, text[end:]))
 
 
-def mark(word: str, meaning: str, stream: TextIO) -> str:
+def color_word(word: str, meaning: str, stream: TextIO) -> str:
     """Return a word in the colour of its meaning if the stream is a terminal with colours, otherwise unchanged."""
-    return _color(word, meaning) if _shows_colors(stream) else word
+    return _color_by_meaning(word, meaning) if _has_colors(stream) else word
 
 
-def _color(text: str, meaning: str) -> str:
+def _color_by_meaning(text: str, meaning: str) -> str:
     from rich.color import ColorSystem
     from rich.style import Style
 
     return Style.parse(_STYLES[meaning]).render(text, color_system=ColorSystem.STANDARD)
 
 
-def _find_spans(text: str) -> list[tuple[int, int, str]]:
+def _find_colored_spans(text: str) -> list[tuple[int, int, str]]:
     return [
         (*found.span(name), name)
         for pattern in _MEANINGS
@@ -70,6 +70,6 @@ def _find_spans(text: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def _shows_colors(stream: TextIO) -> bool:
+def _has_colors(stream: TextIO) -> bool:
     """Return whether a stream is a terminal with colours. A non-empty `NO_COLOR` turns them off (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

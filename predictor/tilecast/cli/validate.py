@@ -63,14 +63,14 @@ def _choose_command(options: argparse.Namespace) -> Command:
     if command is not None:
         return command
     if options.what not in _COMMANDS:
-        raise _lab_missing_error(f"validate {options.what}")
+        raise _make_lab_missing_error(f"validate {options.what}")
     for flag, usual in (("output", "table"), ("parts", False), ("graphs", None)):
         if getattr(options, flag, usual) != usual:
-            raise _lab_missing_error(f"--{flag}")
+            raise _make_lab_missing_error(f"--{flag}")
     return _COMMANDS[options.what]
 
 
-def _lab_missing_error(field: str) -> SpecError:
+def _make_lab_missing_error(field: str) -> SpecError:
     return SpecError(
         field, "needs tilecast-lab, which is not installed", "run `pip install ./lab` in a checkout of the repository"
     )

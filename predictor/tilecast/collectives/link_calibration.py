@@ -139,7 +139,7 @@ def fit_link(link: Link, measured: Measurements, other_link: Link, rounds: int =
                 candidate = _set_constant(best, name, _round_to_three_digits(value, upper_limit))
                 if (reached := loss(candidate)) < least:
                     best, least = candidate, reached
-    return _restore_insignificant(link, best, error, len(measured))
+    return _restore_insignificant_constants(link, best, error, len(measured))
 
 
 def _predict_on_links(link: Link, other_link: Link, measured: Measurements) -> Floats:
@@ -147,7 +147,7 @@ def _predict_on_links(link: Link, other_link: Link, measured: Measurements) -> F
     return predict_collectives(measured, *((other_link, link) if link.per_node else (link, other_link)))
 
 
-def _restore_insignificant(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
+def _restore_insignificant_constants(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
     """Return the fitted link without changes of constants that explain the measurements no better than chance.
 
     One constant after another returns to its value in `link`, until the next one would increase the error too much.

@@ -33,8 +33,8 @@ from tilecast.hardware.schema import (
     GpuFile,
     LinkFile,
     MigFile,
-    build_chain_error,
-    find_named,
+    find_entry_by_name,
+    make_link_chain_error,
     normalise_product,
     read_specifications,
 )
@@ -58,7 +58,7 @@ __all__ = [
     "find_gpu",
     "find_link",
     "find_link_file",
-    "find_slice",
+    "find_mig_slice",
     "list_gpus",
     "list_links",
     "list_mig_profiles",
@@ -140,7 +140,7 @@ def _read_links(folder: str) -> Mapping[str, Link]:
     joined = [item for item in link_files.values() if item.beyond]
     for item in joined:
         if item.beyond in link_files and item.beyond not in plain:
-            raise build_chain_error(item)
+            raise make_link_chain_error(item)
     return dict(sorted((plain | {item.name: item.to_link(plain) for item in joined}).items()))
 
 
@@ -167,7 +167,7 @@ def find_link_file(name: str) -> LinkFile:
     Raises:
         SpecError: there is no such link.
     """
-    return find_named(_read_link_files(_link_folder), find_link(name).name, "link")
+    return find_entry_by_name(_read_link_files(_link_folder), find_link(name).name, "link")
 
 
 def load_link(path: Path | Traversable) -> Link:
@@ -221,7 +221,7 @@ def list_mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
     return () if gpu.mig else _read_mig_profiles().get(gpu.name, ())
 
 
-def find_slice(gpu: Gpu, profile: str) -> Gpu:
+def find_mig_slice(gpu: Gpu, profile: str) -> Gpu:
     """Return the MIG slice of a GPU with a profile such as `1g.10gb`.
 
     Raises:
@@ -246,7 +246,7 @@ def find_gpu(name: str) -> Gpu:
     """
     whole, cut, profile = name.lower().partition(MIG_INFIX)
     if cut:
-        return find_slice(find_gpu(whole), profile)
+        return find_mig_slice(find_gpu(whole), profile)
     key = normalise_product(name)
     table = list_gpus()
     for gpu in table.values():
@@ -288,4 +288,4 @@ def find_link(name: str) -> Link:
     Raises:
         SpecError: there is no such link.
     """
-    return find_named(list_links(), name, "link")
+    return find_entry_by_name(list_links(), name, "link")

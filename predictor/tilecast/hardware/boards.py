@@ -25,7 +25,7 @@ _TYPE = re.compile(r"hbm\d?[a-z]?|gddr\d[a-z]?")
 
 
 @dataclass(frozen=True, slots=True)
-class _Board:
+class _BoardName:
     """Words of a normalised product string, sorted into chip and form factor, memory, power and clock."""
 
     stem: str
@@ -36,7 +36,7 @@ class _Board:
     clock_mhz: int | None = None
 
     @classmethod
-    def parse(cls, product: str) -> _Board:
+    def parse(cls, product: str) -> _BoardName:
         """Return the sorted words of a normalised product string such as `h100-sxm-64gb-hbm2e`."""
         stem: list[str] = []
         found: dict[str, Any] = {}
@@ -92,13 +92,13 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
     Raises:
         SpecError: the memory, power or clock differs too much from that of the sibling.
     """
-    board = _Board.parse(product)
-    related = [(gpu, known) for gpu in table.values() for known in map(_Board.parse, gpu.aliases)
+    board = _BoardName.parse(product)
+    related = [(gpu, known) for gpu in table.values() for known in map(_BoardName.parse, gpu.aliases)
                if known.stem == board.stem]  # fmt: skip
     if not related or not board.is_variant:
         return None
 
-    def distance(pair: tuple[Gpu, _Board]) -> tuple[float, bool, bool, int]:
+    def distance(pair: tuple[Gpu, _BoardName]) -> tuple[float, bool, bool, int]:
         gpu, known = pair
         nominal = known.find_nominal_gb(gpu)
         other_type = board.memory_type not in ("", known.memory_type)

@@ -190,11 +190,11 @@ class LinkFile(_FileModel):
         """
         next_link = other_links.get(self.beyond or "")
         if self.beyond and (self.beyond == self.name or (next_link and next_link.beyond)):
-            raise build_chain_error(self)
-        beyond = find_named(other_links, self.beyond, f"{self.name}: beyond") if self.beyond else None
+            raise make_link_chain_error(self)
+        beyond = find_entry_by_name(other_links, self.beyond, f"{self.name}: beyond") if self.beyond else None
         constants = self.protocols
         if isinstance(constants, str):
-            constants = find_named(read_protocol_tables(), constants, f"{self.name}: protocols")
+            constants = find_entry_by_name(read_protocol_tables(), constants, f"{self.name}: protocols")
         stated = {name: one for name in (*PROTOCOLS, MESSAGE) if (one := getattr(constants, name))}
         for name, one in stated.items():
             if one.share * self.efficiency > 1:
@@ -235,7 +235,7 @@ def normalise_product(product: str) -> str:
     return "-".join(words)
 
 
-def build_chain_error(link: LinkFile) -> SpecError:
+def make_link_chain_error(link: LinkFile) -> SpecError:
     """Return the error for a link whose `beyond` names this link, or names a link that has a `beyond` too."""
     problem = f"{link.beyond!r} is the link itself or has another beyond it"
     return SpecError(f"{link.name}: beyond", problem, "name a link that has none beyond it")
@@ -244,7 +244,7 @@ def build_chain_error(link: LinkFile) -> SpecError:
 NamedT = TypeVar("NamedT")
 
 
-def find_named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
+def find_entry_by_name(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
     """Return the entry with a name in a table.
 
     Args:

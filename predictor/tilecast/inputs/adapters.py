@@ -31,7 +31,7 @@ Fields that only scale (`lora_alpha`, `alpha_pattern`, `use_rslora`) cost nothin
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class LoraAdapter:
     """A LoRA adapter: the preset of its base model, and the rank of its dense layers."""
 
     base: str
@@ -45,7 +45,7 @@ def is_adapter(document: Mapping[str, Any]) -> bool:
     return "peft_type" in document
 
 
-def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
+def read_adapter(config: Mapping[str, Any], file: str) -> LoraAdapter:
     """Return the adapter that a parsed `adapter_config.json` describes. `file` names the document in errors.
 
     Raises:
@@ -66,7 +66,7 @@ def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
             f"{file}.modules_to_save", f"{format_value(whole)} is trained whole, which is not priced", remedy
         )
     base = _find_base_preset(config.get("base_model_name_or_path"), f"{file}.base_model_name_or_path", rank)
-    return Adapter(base, rank, tuple(key for key in _UNPRICED if config.get(key)))
+    return LoraAdapter(base, rank, tuple(key for key in _UNPRICED if config.get(key)))
 
 
 def _find_base_preset(name: object, field: str, rank: int) -> str:

@@ -38,7 +38,7 @@ def parse_gpu_list(text: str, links: Sequence[str] = ()) -> list[Pool]:
     pools = [_parse_entry(item.strip(), links) for item in text.split(",")]
     gpus = [pool.gpu.name for pool in pools]
     named = [
-        replace(pool, name=_pool_name(pool.node_type))
+        replace(pool, name=_make_pool_name(pool.node_type))
         if gpus.count(pool.gpu.name) > 1 and pool.layers.get("gpusPerNode") == STATED and pool.node_type
         else pool
         for pool in pools
@@ -62,7 +62,7 @@ def describe_short_names(text: str) -> str:
     return f"{'; '.join(parts)}." if parts else ""
 
 
-def assumed_pool(gpu: Gpu, count: int) -> Pool:
+def build_assumed_pool(gpu: Gpu, count: int) -> Pool:
     """Return a pool of `count` GPUs in nodes of the GPU's usual instance type. The last node may have fewer GPUs."""
     offered, server_gpus = instances.find_usual_node_type(gpu), instances.find_default_gpus_per_node(gpu)
     # A virtual machine with a single GPU has the GPU's price, but it is not what larger jobs run on.
@@ -86,7 +86,7 @@ def assumed_pool(gpu: Gpu, count: int) -> Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _GpuListEntry:
     """Entry of a GPU list: a name, a number of GPUs or nodes, and optionally the number of GPUs per node."""
 
     text: str
@@ -100,8 +100,8 @@ def _parse_entry(text: str, links: Sequence[str]) -> Pool:
     body, *own = text.split("@")
     entry = _read_counts(body.strip())
     node_type = instances.find_node_type(entry.name)
-    pool = _pool_of_type(entry, node_type) if node_type else _pool_of_gpu(entry, _find_gpu(entry.name))
-    return set_links(set_links(pool, links, "--link"), own, "--gpus")
+    pool = _build_pool_of_node_type(entry, node_type) if node_type else _build_pool_of_gpu(entry, _find_gpu(entry.name))
+    return with_named_links(with_named_links(pool, links, "--link"), own, "--gpus")
 
 
 def _find_gpu(name: str) -> Gpu:
@@ -118,7 +118,7 @@ def _find_gpu(name: str) -> Gpu:
         raise error.at("--gpus", f"did you mean {kind.name}?" if kind else "") from None
 
 
-def _read_counts(text: str) -> _Entry:
+def _read_counts(text: str) -> _GpuListEntry:
     """Parse `NAME:COUNT`, `NAME:NODESxGPUS` or `COUNTxNAME` into a name and counts."""
     name, colon, counts = text.partition(":")
     if not colon and (front := re.fullmatch(r"(\d+) *[x*] *(\D.*)", text)):
@@ -129,14 +129,14 @@ def _read_counts(text: str) -> _Entry:
     count, per_node = int(match[1]), None if match[2] is None else int(match[2])
     if not 0 < count * (1 if per_node is None else per_node) <= _MOST_GPUS:
         raise SpecError("--gpus", f"{text[:60]!r} has no GPU, or more than {_MOST_GPUS:,}", _REMEDY)
-    return _Entry(text, name.strip(), count, per_node)
+    return _GpuListEntry(text, name.strip(), count, per_node)
 
 
-def _pool_of_gpu(entry: _Entry, gpu: Gpu) -> Pool:
+def _build_pool_of_gpu(entry: _GpuListEntry, gpu: Gpu) -> Pool:
     """Return a pool for an entry that names a GPU. Nodes have the entry's size, or by default the GPU's usual size."""
     if entry.per_node is None:
-        return assumed_pool(gpu, entry.count)
-    usual = assumed_pool(gpu, 1)
+        return build_assumed_pool(gpu, entry.count)
+    usual = build_assumed_pool(gpu, 1)
     return replace(
         usual,
         gpus_per_node=entry.per_node,
@@ -146,7 +146,7 @@ def _pool_of_gpu(entry: _Entry, gpu: Gpu) -> Pool:
     )
 
 
-def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
+def _build_pool_of_node_type(entry: _GpuListEntry, node_type: instances.NodeType) -> Pool:
     """Return a pool for an entry that names an instance type. The entry's count is a number of nodes, not of GPUs.
 
     Raises:
@@ -172,7 +172,7 @@ def _pool_of_type(entry: _Entry, node_type: instances.NodeType) -> Pool:
     )
 
 
-def set_links(pool: Pool, names: Sequence[str], flag: str) -> Pool:
+def with_named_links(pool: Pool, names: Sequence[str], flag: str) -> Pool:
     """Return the pool with the named links. If two of them connect the same GPUs, use the later one.
 
     Raises:
@@ -180,19 +180,19 @@ def set_links(pool: Pool, names: Sequence[str], flag: str) -> Pool:
     """
     for name in names:
         try:
-            pool = _set_link(pool, instances.find_network(name.strip()))
+            pool = _with_link(pool, instances.find_network(name.strip()))
         except SpecError as error:
             raise error.at(flag) from None
     return pool
 
 
-def _set_link(pool: Pool, link: Link) -> Pool:
+def _with_link(pool: Pool, link: Link) -> Pool:
     """Return the pool with a new link: between nodes if the link's bandwidth is per node, inside nodes otherwise."""
     if link.per_node:
         return replace(pool, inter=link, layers={**pool.layers, "interNode": STATED})
     return replace(pool, intra=link, layers={**pool.layers, "intraNode": STATED})
 
 
-def _pool_name(node_type: str) -> str:
+def _make_pool_name(node_type: str) -> str:
     """Return the pool name for an instance type, with only the characters that Kubernetes names allow."""
     return re.sub(r"[^a-z0-9.-]+", "-", node_type.casefold())

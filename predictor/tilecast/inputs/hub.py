@@ -53,7 +53,9 @@ def read_hub_config(name: str) -> HubConfig:
     if _NAME.fullmatch(plain) is None or (at and _REVISION.fullmatch(revision) is None):
         remedy = "write hf://ORG/NAME or hf://ORG/NAME@REVISION"
         raise SpecError(name[:120], "is no name on the Hugging Face Hub", remedy)
-    found = _find_in_cache(_cache_folder(), plain, revision or "main") or _download(name, plain, revision or None)
+    found = _find_in_cache(_find_cache_folder(), plain, revision or "main") or _download_config(
+        name, plain, revision or None
+    )
     path, commit = found
     try:
         with path.open("rb") as file:
@@ -68,7 +70,7 @@ def read_hub_config(name: str) -> HubConfig:
     return HubConfig(plain, commit, config)
 
 
-def _cache_folder() -> Path:
+def _find_cache_folder() -> Path:
     """Return the folder in which `huggingface_hub` caches files, as its environment variables set it."""
     if stated := os.environ.get("HF_HUB_CACHE"):
         return Path(stated)
@@ -93,7 +95,7 @@ def _find_in_cache(folder: Path, name: str, revision: str) -> tuple[Path, str] |
         return None
 
 
-def _download(name: str, plain: str, revision: str | None) -> tuple[Path, str]:
+def _download_config(name: str, plain: str, revision: str | None) -> tuple[Path, str]:
     """Return the path and the commit of a config.json that `huggingface_hub` fetched.
 
     Raises:

@@ -23,8 +23,8 @@ from tilecast.inputs import adapters, hub
 from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JOB_OPTIONS, JobOptions
 from tilecast.inputs.reading import (
     InputWarning,
-    means_file,
-    metadata_name,
+    get_metadata_name,
+    is_file_argument,
     read_text,
     to_flag,
 )
@@ -71,9 +71,9 @@ class JobInput:
                 from tilecast import jobs
 
                 raise jobs.move_error_to_annotation(error) from None
-            raise self.cite_flag(error) from None
+            raise self.name_flag_in_error(error) from None
 
-    def cite_flag(self, error: SpecError) -> SpecError:
+    def name_flag_in_error(self, error: SpecError) -> SpecError:
         """Return an error that names the flag which filled its field. If no flag did, return it unchanged.
 
         The field of the error may lack the prefix `spec.`. If the job is a bare model, an error about several fields
@@ -84,17 +84,17 @@ class JobInput:
         if flag is not None:
             return error.at(flag)
         if place in ("spec", "spec.training") and "spec.training.globalBatchSize" in self.flags:
-            return _cite_flags(error)
+            return _name_flags_in_error(error)
         return error
 
-    def name_flags(self, text: str) -> str:
+    def replace_fields_by_flags(self, text: str) -> str:
         """Return a text with flags in place of spec fields, if flags describe the job."""
-        return _name_flags(text) if "spec.training.globalBatchSize" in self.flags else text
+        return _replace_fields_by_flags(text) if "spec.training.globalBatchSize" in self.flags else text
 
     @classmethod
     def from_model(cls, options: JobOptions, name: str, model: dict[str, Any]) -> JobInput:
         """Return a new TrainingJob for a `spec.model`, with training options from the flags."""
-        return _job_of_model(options, name, model)
+        return _build_job_of_model(options, name, model)
 
     def with_field(self, path: Sequence[str], value: object, flag: str) -> JobInput:
         """Return a copy of the job with `value` at `path` in its spec. Later errors about this field name `flag`.
@@ -123,25 +123,25 @@ class JobInput:
         return float(place) if isinstance(place, int | float) and not isinstance(place, bool) else None
 
 
-def _cite_flags(error: SpecError) -> SpecError:
+def _name_flags_in_error(error: SpecError) -> SpecError:
     """Return an error about several spec fields, with flags in place of the fields' names.
 
     The error's own field becomes the flag of the field with which its problem begins, or the flags of both fields of
     `steps and tokens both say`, or else the first flag that it names.
     """
-    problem, remedy = _name_flags(error.problem), _name_flags(error.remedy)
+    problem, remedy = _replace_fields_by_flags(error.problem), _replace_fields_by_flags(error.remedy)
     flags = {option.path.rpartition(".")[2]: to_flag(name) for name, option in reversed(list(JOB_OPTIONS.items()))}
     first, _, rest = error.problem.partition(" ")
     if first in flags:
         second = re.match(r"and (\w+) (both .*)", rest)
         if second and second[1] in flags:
-            return type(error)(f"{flags[first]} and {flags[second[1]]}", _name_flags(second[2]), remedy)
-        return type(error)(flags[first], _name_flags(rest), remedy)
+            return type(error)(f"{flags[first]} and {flags[second[1]]}", _replace_fields_by_flags(second[2]), remedy)
+        return type(error)(flags[first], _replace_fields_by_flags(rest), remedy)
     named = re.search(r"--[a-z-]+", f"{problem} {remedy}")
     return type(error)(named[0] if named else error.field, problem, remedy)
 
 
-def _name_flags(text: str) -> str:
+def _replace_fields_by_flags(text: str) -> str:
     """Return a text with flags in place of the spec fields that it names.
 
     A field of one word, such as `steps`, is replaced only after the name of its mapping, as in `training.steps`.
@@ -187,22 +187,24 @@ def read_model_job(options: JobOptions) -> JobInput:
 
 def _read_named_job(options: JobOptions, name: str) -> JobInput:
     """Return the job for `name`, which is a path of a file or folder, or a preset's name."""
-    if (held := _file_in_folder(name)) is not None:
+    if (held := _find_config_in_folder(name)) is not None:
         options, name = replace(options, job=held), held
     if name.lower().endswith(".onnx"):
-        return _job_of_model(
+        return _build_job_of_model(
             options,
-            *_graph_in_config_map(Path(name).stem, graph_document.write(read_onnx(name, options.values.get("seq")))),
+            *_put_graph_in_config_map(
+                Path(name).stem, graph_document.write(read_onnx(name, options.values.get("seq")))
+            ),
         )
     if name.lower().endswith(_WEIGHTS):
         remedy = "give the model's config.json, an ONNX file, or the graph that `tilecast trace` writes"
         raise SpecError(name, "holds weights, not what is computed with them", remedy)
-    if means_file(name):
+    if is_file_argument(name):
         return _read_job_file(options, name)
     if hub.is_hub_name(name) and (name.startswith(hub.PREFIX) or not zoo.is_preset(name)):
         return _read_hub_job(options, name)
     preset = _find_preset(name)
-    return _job_of_model(options, preset, {"preset": preset})
+    return _build_job_of_model(options, preset, {"preset": preset})
 
 
 def _read_hub_job(options: JobOptions, name: str) -> JobInput:
@@ -220,9 +222,9 @@ def _read_hub_job(options: JobOptions, name: str) -> JobInput:
             preset = _find_preset(name)
         except SpecError as unknown:
             raise unknown.at(unknown.field, f"{unknown.remedy}; {name} {error.problem}") from None
-        return _job_of_model(options, preset, {"preset": preset})
+        return _build_job_of_model(options, preset, {"preset": preset})
     text = json.dumps(found.config)
-    job = _job_from_documents(options, [dict(found.config)], text, name)
+    job = _read_only_job(options, [dict(found.config)], text, name)
     return replace(job, notes=(*job.notes, found.note))
 
 
@@ -233,14 +235,14 @@ def _read_object(options: JobOptions, job: object) -> JobInput:
         SpecError: the object has another type.
     """
     if isinstance(job, Trace):
-        return _job_of_model(options, *_graph_in_config_map("traced", graph_document.write(job)))
+        return _build_job_of_model(options, *_put_graph_in_config_map("traced", graph_document.write(job)))
     to_dict = getattr(job, "to_dict", None)
     document = to_dict() if callable(to_dict) else job
     if not isinstance(document, Mapping):
         remedy = "give a preset's name, a path, a Hugging Face config, a TrainingJob, or a torch.nn.Module with inputs"
         raise SpecError("model", f"{type(job).__name__} is no model that can be read", remedy)
     text = json.dumps(dict(document), default=str)
-    return _job_from_documents(options, [json.loads(text)], text, "model")
+    return _read_only_job(options, [json.loads(text)], text, "model")
 
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".gguf", ".h5", ".pkl")
@@ -258,7 +260,7 @@ def _find_preset(name: str) -> str:
     except SpecError as error:
         kind, kinds = (
             _normalize_model_type(name.rpartition("/")[2]),
-            set(map(_normalize_model_type, huggingface.supported_types())),
+            set(map(_normalize_model_type, huggingface.list_supported_types())),
         )
         is_of_one = any(re.match(rf"{re.escape(known)}[-\d]", kind) for known in kinds)
         is_known = kind in kinds and not zoo.list_presets_by_prefix(name)
@@ -287,7 +289,7 @@ _FOLDER = (adapters.FILE, "config.json")
 """Files of a model's folder that describe the model. The first one that exists is read."""
 
 
-def _file_in_folder(job: str) -> str | None:
+def _find_config_in_folder(job: str) -> str | None:
     """Return the path of the model's config in the folder `job`. Return None if `job` is no folder.
 
     Also return None if the folder has no config, but `job` is the name of a preset.
@@ -308,7 +310,7 @@ def _file_in_folder(job: str) -> str | None:
     return None
 
 
-def _adapter_job(options: JobOptions, config: Document) -> JobInput:
+def _build_adapter_job(options: JobOptions, config: Document) -> JobInput:
     """Return the job that trains a PEFT LoRA adapter on its base model.
 
     The flag `--lora-rank` takes precedence over the adapter's rank. A warning says what is priced and lists the fields
@@ -328,7 +330,7 @@ def _adapter_job(options: JobOptions, config: Document) -> JobInput:
         )
     if notes:
         _warn(f"{options.title}: {'; '.join(notes)}")
-    return _job_of_model(options, adapter.base, {"preset": adapter.base})
+    return _build_job_of_model(options, adapter.base, {"preset": adapter.base})
 
 
 def _read_job_file(options: JobOptions, name: str) -> JobInput:
@@ -337,10 +339,10 @@ def _read_job_file(options: JobOptions, name: str) -> JobInput:
     if name != "-" and Path(name).exists() and not (Path(name).is_file() or Path(name).is_dir()):
         raise SpecError(name, "is no regular file", "give a file with a job or a model")
     text = read_text(name)
-    return _job_from_documents(options, documents.load_documents(text, name), text, name)
+    return _read_only_job(options, documents.load_documents(text, name), text, name)
 
 
-def _job_from_documents(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
+def _read_only_job(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
     """Return the only job among the documents that `text` contains. Errors call the text `name`."""
     from tilecast.inputs.manifest import find_document
 
@@ -350,14 +352,16 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
         raise SpecError(name, "holds no jobs and no model", remedy)
     if len(items) == 1 and graph_document.is_document(items[0]):
         graph_document.read(items[0], name)
-        return _job_of_model(options, *_graph_in_config_map(Path(name).stem, json.dumps(items[0])))
+        return _build_job_of_model(options, *_put_graph_in_config_map(Path(name).stem, json.dumps(items[0])))
     if len(items) == 1 and huggingface.is_config(items[0]):
         preset = huggingface.model(items[0], name).name
         if (quantization := items[0].get("quantization_config")) is not None and "quantization" not in options.values:
             _warn_about_quantization(name, quantization)
-        return _job_of_model(options, preset, {"huggingFace": {"config": huggingface.without_labels(items[0])}})
+        return _build_job_of_model(
+            options, preset, {"huggingFace": {"config": huggingface.remove_label_tables(items[0])}}
+        )
     if len(items) == 1 and adapters.is_adapter(items[0]):
-        return _adapter_job(options, items[0])
+        return _build_adapter_job(options, items[0])
     if len(items) == 1 and not {"apiVersion", "kind"} & set(items[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
         remedy = adapters.INSTEAD if Path(name).name == adapters.FILE else remedy
@@ -375,7 +379,7 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
     for option in BARE_OPTIONS:
         if option in options.values:
             raise SpecError(to_flag(option), "describes a bare model", f"change {name} instead")
-    config_maps = {metadata_name(item): item for item in items if item.get("kind") == "ConfigMap"}
+    config_maps = {get_metadata_name(item): item for item in items if item.get("kind") == "ConfigMap"}
     return JobInput(own[0], config_maps)
 
 
@@ -394,12 +398,12 @@ def read_described_job(options: JobOptions, document: Document, text: str, items
     from tilecast.inputs.manifest import ManifestJob, read_annotations, read_described_spec
 
     annotations = read_annotations(document)
-    objects = {(str(item.get("kind")), metadata_name(item)): item for item in items}
+    objects = {(str(item.get("kind")), get_metadata_name(item)): item for item in items}
     source = ManifestJob.from_documents(text, items)
     spec, reading = read_described_spec(document, annotations, objects, lenient=options.lenient)
-    name = source.job.name if source else base.to_object_name(metadata_name(document) or "job")
+    name = source.job.name if source else base.to_object_name(get_metadata_name(document) or "job")
     flags = {} if reading is None else reading.list_origins(spec["training"])
-    config_maps = {metadata_name(item): item for item in items if item.get("kind") == "ConfigMap"}
+    config_maps = {get_metadata_name(item): item for item in items if item.get("kind") == "ConfigMap"}
     launch = None if reading is None else reading.launch
     result = JobInput(
         training_job.training_job_document(name, spec), config_maps, flags, source, launch=launch, reading=reading
@@ -428,14 +432,14 @@ def _warn(text: str) -> None:
     warnings.warn(text, InputWarning, stacklevel=2)
 
 
-def _graph_in_config_map(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
+def _put_graph_in_config_map(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
     """Return a job's name, its `spec.model`, and a ConfigMap, by name, with the text of a graph."""
     named = base.to_object_name(name)
     reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
     return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
 
 
-def _job_of_model(
+def _build_job_of_model(
     options: JobOptions, name: str, model: dict[str, Any], config_maps: Mapping[str, Document] | None = None
 ) -> JobInput:
     """Return a new TrainingJob for a `spec.model`, with training options from the flags.

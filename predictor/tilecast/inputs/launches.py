@@ -86,7 +86,7 @@ def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], 
     elif reading.model is None:
         raise SpecError("model", "is not said by the launch", "name it before --: tilecast advise MODEL -- …")
     else:
-        job = _job_input().from_model(plain, reading.model_name, dict(reading.model))
+        job = _import_job_input().from_model(plain, reading.model_name, dict(reading.model))
     for key, value in {**said, "framework": said.get("framework", reading.framework)}.items():
         if not (key == "framework" and "framework" in values):
             origin = reading.origins.get(f"training.{key}", f"training.{key}")
@@ -94,7 +94,7 @@ def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], 
     return replace(job, launch=reading)
 
 
-def _job_input() -> type[JobInput]:
+def _import_job_input() -> type[JobInput]:
     from tilecast.inputs.job import JobInput
 
     return JobInput
@@ -126,8 +126,8 @@ def _read_model(
             if not huggingface.is_config(readers.load_mapping(readers.read_bounded(path, str(config)), str(config))):
                 raise SpecError(str(config), "describes no model", "give a config.json of Transformers")
             return read_model_job(replace(options, job=str(config), command=()))
-    if (known := readers.find_named(name)) is not None:
-        return _job_input().from_model(options, known, {"preset": known})
+    if (known := readers.find_preset_in_name(name)) is not None:
+        return _import_job_input().from_model(options, known, {"preset": known})
     if not name.startswith(hub.PREFIX) and hub.is_hub_name(name):
         return read_model_job(replace(options, job=name, command=()))
     problem = f"{name[:80]!r} is no preset, and no folder beside the launch with a config.json"
@@ -144,11 +144,11 @@ def find_baseline(reading: LaunchReading, pools: Sequence[Pool], stated: Baselin
     """
     if stated is not None:
         plan = reading.plan if stated.plan is None else stated.plan
-        return replace(stated, plan=_fit_data(plan, stated.gpus))
+        return replace(stated, plan=_fit_data_degree(plan, stated.gpus))
     if not pools:
         return None
     gpus, pool, _ = _choose_pool(reading, pools)
-    return Baseline(pool.name, gpus, _fit_data(reading.plan, gpus))
+    return Baseline(pool.name, gpus, _fit_data_degree(reading.plan, gpus))
 
 
 def _choose_pool(reading: LaunchReading, pools: Sequence[Pool]) -> tuple[int, Pool, str]:
@@ -171,12 +171,12 @@ def explain_baseline(reading: LaunchReading, pools: Sequence[Pool]) -> str:
     return f"Your baseline is priced on {pool.name}, {why}; --baseline POOL:N names another."
 
 
-def add_plan(runs: Sequence[UnresolvedRun], launched: Baseline) -> list[UnresolvedRun]:
+def add_launch_plan(runs: Sequence[UnresolvedRun], launched: Baseline) -> list[UnresolvedRun]:
     """Return measured runs with the plan of a launch. It is added to runs on as many GPUs that state no plan."""
     return [replace(run, plan=launched.plan) if run.plan is None and run.gpus == launched.gpus else run for run in runs]
 
 
-def _fit_data(plan: PartialPlan, gpus: int) -> PartialPlan:
+def _fit_data_degree(plan: PartialPlan, gpus: int) -> PartialPlan:
     """Return a plan with a data-parallel degree that uses all GPUs, if its other degrees divide their number."""
     shared = plan.tensor * plan.pipeline * plan.context
     return plan if gpus % shared else replace(plan, data=gpus // shared)
@@ -191,7 +191,7 @@ def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer)
         after: a plan on the same GPUs.
     """
     if before is None:
-        changes = readers.list_changes(reading, _complete(reading), after.plan)
+        changes = readers.list_changes(reading, _complete_plan(reading), after.plan)
         return f"Your plan does not run on these GPUs, as its row says. Change: {'; '.join(changes)}."
     changes = readers.list_changes(reading, before.plan, after.plan)
     gain = before.step_s / after.step_s * after.workload.global_batch / before.workload.global_batch
@@ -201,7 +201,7 @@ def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer)
     return f"Change {what}: {gain:.2f}x as fast. {'; '.join(changes)}."
 
 
-def _complete(reading: LaunchReading) -> Plan:
+def _complete_plan(reading: LaunchReading) -> Plan:
     """Return the plan that a launch states, with every open column at its default, off."""
     plan, batch = reading.plan, reading.training.get("globalBatchSize")
     stated = {item.name: getattr(plan, item.name) for item in fields(plan)}

@@ -13,7 +13,7 @@ from tilecast.api.edit import edit_yaml
 from tilecast.api.fields import as_mapping
 from tilecast.hardware import Pool
 from tilecast.inputs import hub
-from tilecast.inputs.reading import metadata_name
+from tilecast.inputs.reading import get_metadata_name
 from tilecast.jobs import candidates, commands
 from tilecast.manifests import JobReading
 from tilecast.nodes import PublishedDevice
@@ -41,7 +41,7 @@ class ManifestJob:
         if not places:
             return None
         document = objects[places[0]]
-        by_name = {(str(item.get("kind")), metadata_name(item)): item for item in objects}
+        by_name = {(str(item.get("kind")), get_metadata_name(item)): item for item in objects}
         job = jobs.read_job(document, by_name.get(jobs.find_training_runtime(document) or ("", "")))
         return cls(text, places[0], document, jobs.resolve_claims(job, by_name))
 
@@ -67,7 +67,7 @@ class ManifestJob:
         choice = candidates.find_candidates(self.job, pools, labels, None, devices, writes_advice=is_placed)
         return candidates.build_job_request(request, self.job, choice, writes_advice=is_placed), choice
 
-    def edited_manifest(self, advice: Advice, choice: candidates.JobCandidates, command: str = "") -> str:
+    def edit_manifest(self, advice: Advice, choice: candidates.JobCandidates, command: str = "") -> str:
         """Return the manifest's text with the job's fields changed as advised. All other text is unchanged.
 
         YAML aliases are expanded first, so that changing an aliased value affects only one field. Without a
@@ -97,7 +97,7 @@ def find_document(objects: Sequence[documents.Document]) -> documents.Document |
     Raises:
         SpecError: there are several.
     """
-    found = [document for document in objects if jobs.is_job(document) or manifests.is_read(document)]
+    found = [document for document in objects if jobs.is_job(document) or manifests.is_readable_job(document)]
     if len(found) > 1:
         remedy = "give a file with one of them, or see all by `tilecast scan`"
         raise SpecError("kind", f"the file holds {len(found)} jobs", remedy)

@@ -15,7 +15,7 @@ from tilecast.api.base import ApiModel, optional_field, validate_model
 from tilecast.api.parts import PartSeconds
 from tilecast.hardware import Pool, find_gpu
 from tilecast.inputs import reading
-from tilecast.inputs.gpu_list import assumed_pool
+from tilecast.inputs.gpu_list import build_assumed_pool
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.logs import LoggedRun, read_log
 from tilecast.spec import PartialPlan, SpecError
@@ -69,7 +69,7 @@ def parse_measurements(texts: Sequence[str], *, has_offer: bool = False) -> tupl
     seconds: float | None = None
     lines: list[UnresolvedRun] = []
     for text in texts:
-        if text.startswith("@") and (log := _read_log_alone(text[1:])) is not None:
+        if text.startswith("@") and (log := _read_log_without_pool(text[1:])) is not None:
             if log.gpu is not None and log.gpus is not None and not (has_offer and len(texts) == 1):
                 lines.append(UnresolvedRun(log.gpu, log.gpus, log.plan, log.seconds, field=text[1:]))
             elif len(texts) == 1:
@@ -147,7 +147,7 @@ def _read_logged_run(head: str, name: str, field: str) -> UnresolvedRun:
     return UnresolvedRun(pool, gpus, own, log.seconds, field=field)
 
 
-def _read_log_alone(name: str) -> LoggedRun | None:
+def _read_log_without_pool(name: str) -> LoggedRun | None:
     """Return the run in a log. Return None if `name` is a JSON file of runs."""
     if not name or (name.endswith(".json") and not name.endswith("trainer_state.json")):
         return None
@@ -186,12 +186,12 @@ def find_measured_pools(runs: Sequence[UnresolvedRun], pools: Sequence[Pool]) ->
     named = {pool.name: pool for pool in pools}
     measurements = []
     for run in runs:
-        pool = named.get(run.pool) or assume_pool(run.pool, run.gpus, run.field)
+        pool = named.get(run.pool) or build_pool_for_run(run.pool, run.gpus, run.field)
         measurements.append(Measurement(pool, run.gpus, run.seconds, run.plan, run.parts, run.field))
     return measurements
 
 
-def assume_pool(name: str, gpus: int, field: str) -> Pool:
+def build_pool_for_run(name: str, gpus: int, field: str) -> Pool:
     """Return a pool of `gpus` GPUs, in nodes of the GPU's usual size. Errors name `field`.
 
     Raises:
@@ -202,6 +202,6 @@ def assume_pool(name: str, gpus: int, field: str) -> Pool:
     except SpecError as error:
         raise SpecError(field, f"there is no pool or GPU {name!r}", error.remedy) from None
     try:
-        return replace(assumed_pool(gpu, gpus), name=name)
+        return replace(build_assumed_pool(gpu, gpus), name=name)
     except SpecError as error:
         raise error.at(field) from None

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tilecast.hardware import Pool
-from tilecast.inputs.gpu_list import ASSUMED, STATED, describe_short_names, parse_gpu_list, set_links
+from tilecast.inputs.gpu_list import ASSUMED, STATED, describe_short_names, parse_gpu_list, with_named_links
 from tilecast.inputs.reading import InputWarning, read_text
 from tilecast.learning import calibration
 from tilecast.spec import SpecError
@@ -92,7 +92,7 @@ def read_pools(options: PoolOptions) -> Sequence[Pool]:
         text = f"left out {amount}: {item.message}; {item.remedy}"
         warnings.warn(text, InputWarning, stacklevel=2)
     usable = report.require_pools()
-    return [set_links(pool, links, "--link") for pool in usable] if links else usable
+    return [with_named_links(pool, links, "--link") for pool in usable] if links else usable
 
 
 def _read_corrections(file: str) -> calibration.Calibration:
@@ -107,15 +107,15 @@ def read_nodes_report(options: PoolOptions) -> NodesReport:
     Raises:
         SpecError: neither option is set, or the nodes cannot be read.
     """
-    return _cached_nodes_report(options.context, options.nodes)
+    return _read_cached_nodes_report(options.context, options.nodes)
 
 
 @cache
-def _cached_nodes_report(context: str | None, file: str | None) -> NodesReport:
+def _read_cached_nodes_report(context: str | None, file: str | None) -> NodesReport:
     from tilecast import nodes
     from tilecast.api import calibration as calibration_file
 
-    lists = nodes.parse_objects(*_cached_cluster_text(context, file))
+    lists = nodes.parse_objects(*_read_cached_cluster_text(context, file))
     report = nodes.discover_pools(*lists, usable_only=True)
     seen = calibration_file.read_runs(lists[1], report.pools)
     if seen:
@@ -125,11 +125,11 @@ def _cached_nodes_report(context: str | None, file: str | None) -> NodesReport:
 
 def clear_cached_nodes() -> None:
     """Clear the cached nodes, so that the next call reads them again."""
-    _cached_nodes_report.cache_clear()
-    _cached_cluster_text.cache_clear()
+    _read_cached_nodes_report.cache_clear()
+    _read_cached_cluster_text.cache_clear()
 
 
-def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
+def list_pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
     """Return sentences for the user: assumptions about the pools, and remarks about their nodes."""
     if options.gpus:
         assumed = [pool for pool in pools if ASSUMED in pool.layers.values()]
@@ -180,7 +180,7 @@ def read_node_labels(options: PoolOptions) -> list[Mapping[str, str]]:
     from tilecast import nodes
 
     in_pools = pools_by_node(options)
-    everyone = map(nodes.read_node, nodes.parse_objects(*_cached_cluster_text(options.context, options.nodes))[0])
+    everyone = map(nodes.read_node, nodes.parse_objects(*_read_cached_cluster_text(options.context, options.nodes))[0])
     return [node.labels for node in everyone if node.gpus or node.other_devices or node.name in in_pools]
 
 
@@ -190,7 +190,7 @@ def read_devices(options: PoolOptions) -> Mapping[str, Sequence[PublishedDevice]
 
 
 @cache
-def _cached_cluster_text(context: str | None, file: str | None) -> tuple[str, str]:
+def _read_cached_cluster_text(context: str | None, file: str | None) -> tuple[str, str]:
     """Return the text of Node, GPUPool and ResourceSlice objects, and the name of the text's source for errors.
 
     The result is cached, because standard input can be read only once.
@@ -199,7 +199,7 @@ def _cached_cluster_text(context: str | None, file: str | None) -> tuple[str, st
         SpecError: neither a context nor a file is given, or reading it fails.
     """
     if context:
-        return _kubectl_nodes(context), f"context {context}"
+        return _get_nodes_with_kubectl(context), f"context {context}"
     if file and file.startswith("{"):
         return file, "nodes"
     if file:
@@ -207,7 +207,7 @@ def _cached_cluster_text(context: str | None, file: str | None) -> tuple[str, st
     raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")
 
 
-def _kubectl_nodes(context: str) -> str:
+def _get_nodes_with_kubectl(context: str) -> str:
     remedy, kinds = "check the context, or pipe nodes into --nodes -", "nodes,gpupools.tilecast.dev"
     try:
         return run_kubectl(context, "get", f"{kinds},resourceslices.resource.k8s.io", "-o", "json", remedy=remedy)

@@ -15,8 +15,8 @@ from tilecast.api.documents import Document
 from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.hardware import Pool
 from tilecast.inputs.manifest import read_described_spec
-from tilecast.inputs.reading import metadata_name, read_text
-from tilecast.inputs.tracking import Track, without_progress
+from tilecast.inputs.reading import get_metadata_name, read_text
+from tilecast.inputs.tracking import Track, iterate_without_progress
 from tilecast.jobs import Priorities, PriorityClass, kueue
 from tilecast.jobs.candidates import build_job_request as narrowed
 from tilecast.jobs.candidates import find_candidates
@@ -67,28 +67,33 @@ class QueueDocuments:
         """
         by_kind = dict[str, dict[str, Document]]()
         for item in results:
-            by_kind.setdefault(str(item.get("kind")), {})[f"{_namespace(item)}/{metadata_name(item)}"] = item
+            by_kind.setdefault(str(item.get("kind")), {})[f"{_get_namespace(item)}/{get_metadata_name(item)}"] = item
         own = [item for item in results if item.get("kind") == training_job.KIND]
-        targets = {_target_key(item) for item in own}
+        targets = {_get_target_key(item) for item in own}
         others = [
             item
             for item in results
-            if jobs.is_job(item) and (str(item.get("kind")), metadata_name(item)) not in targets
+            if jobs.is_job(item) and (str(item.get("kind")), get_metadata_name(item)) not in targets
         ]
         if not (own or others):
             remedy = "give TrainingJobs or jobs of other kinds, for instance `kubectl get trainingjobs,jobs -A -o json`"
             raise SpecError("JOBS", f"holds {len(results)} documents and no job", remedy)
-        local = {(_namespace(item), metadata_name(item)): item for item in by_kind.get("LocalQueue", {}).values()}
+        local = {
+            (_get_namespace(item), get_metadata_name(item)): item for item in by_kind.get("LocalQueue", {}).values()
+        }
         cluster, flavors = (
-            {metadata_name(item): item for item in by_kind.get(kind, {}).values()} for kind in _KUEUE[1:]
+            {get_metadata_name(item): item for item in by_kind.get(kind, {}).values()} for kind in _KUEUE[1:]
         )
         return cls(
             (*own, *others),
-            {(str(item.get("kind")), metadata_name(item)): item for item in results},
-            {metadata_name(item): item for item in by_kind.get("ConfigMap", {}).values()},
+            {(str(item.get("kind")), get_metadata_name(item)): item for item in results},
+            {get_metadata_name(item): item for item in by_kind.get("ConfigMap", {}).values()},
             Priorities(
                 *(
-                    {metadata_name(item): PriorityClass.from_object(item) for item in by_kind.get(kind, {}).values()}
+                    {
+                        get_metadata_name(item): PriorityClass.from_object(item)
+                        for item in by_kind.get(kind, {}).values()
+                    }
                     for kind in ("WorkloadPriorityClass", "PriorityClass")
                 )
             ),
@@ -96,7 +101,7 @@ class QueueDocuments:
             tuple(by_kind.get("Pod", {}).values()),
         )
 
-    def split_off(self, added: Sequence[Document]) -> tuple[QueueDocuments, Document]:
+    def split_off_added_job(self, added: Sequence[Document]) -> tuple[QueueDocuments, Document]:
         """Return these documents without the job in `added`, and that job.
 
         Args:
@@ -126,17 +131,17 @@ class QueueDocuments:
         return held
 
 
-def _target_key(document: Document) -> tuple[str, str]:
+def _get_target_key(document: Document) -> tuple[str, str]:
     target = as_mapping(value_at_path(document, ("spec", "targetRef")))
     return (str(target.get("kind")), str(target.get("name"))) if target else ("", "")
 
 
-def _namespace(document: Document) -> str:
+def _get_namespace(document: Document) -> str:
     return str(value_at_path(document, ("metadata", "namespace")) or "")
 
 
 @dataclass(frozen=True, slots=True)
-class ReadQueue:
+class ParsedQueue:
     """The jobs of a queue, the jobs that cannot be planned (with reasons), and quotas."""
 
     jobs: tuple[QueuedJob, ...]
@@ -158,10 +163,10 @@ class JobQueueReader:
     """Devices that ResourceSlices publish, by pool. None without nodes."""
     _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
 
-    def read(self, track: Track = without_progress) -> ReadQueue:
+    def read(self, track: Track = iterate_without_progress) -> ParsedQueue:
         """Return the unfinished jobs of the queue. `track` wraps the loop over jobs, to show progress."""
         results, refused, quotas = list[QueuedJob](), list[UnplannedJob](), dict[str, dict[str, int]]()
-        named = tuple(zip(self.documents.jobs, _unique_names(self.documents.jobs), strict=True))
+        named = tuple(zip(self.documents.jobs, _make_unique_names(self.documents.jobs), strict=True))
         for document, name in track(named, "jobs"):
             try:
                 job = self._read_document(document, name, quotas)
@@ -169,7 +174,7 @@ class JobQueueReader:
                 refused.append(UnplannedJob(name, f"{error.field}: {error.problem}", error.remedy))
             else:
                 results += [] if job is None else [job]
-        return ReadQueue(tuple(results), tuple(refused), quotas)
+        return ParsedQueue(tuple(results), tuple(refused), quotas)
 
     def read_new_job(
         self, document: Document, taken: Sequence[str], quotas: dict[str, dict[str, int]]
@@ -184,7 +189,7 @@ class JobQueueReader:
         given = as_mapping(document.get("metadata"))
         metadata = {key: value for key, value in given.items() if key != "creationTimestamp"}
         fresh = {key: value for key, value in document.items() if key != "status"} | {"metadata": metadata}
-        name = _job_name(document, 0)
+        name = _format_job_name(document, 0)
         name = f"{name} (new)" if name in taken else name
         try:
             job = self._read_document(fresh, name, quotas)
@@ -277,9 +282,9 @@ class JobQueueReader:
         return mark_as_running(job, -self._seconds_until(value_at_path(document, ("status", "startTime"))))
 
 
-def _unique_names(documents: Sequence[Document]) -> list[str]:
+def _make_unique_names(documents: Sequence[Document]) -> list[str]:
     """Return a unique name for each document: the shortest of NAME, NAMESPACE/NAME and KIND/NAMESPACE/NAME."""
-    ways = [[_job_name(item, way) for item in documents] for way in range(3)]
+    ways = [[_format_job_name(item, way) for item in documents] for way in range(3)]
     counts = [Counter(names) for names in ways]
     return [
         next((names[place] for names, count in zip(ways, counts, strict=True) if count[names[place]] == 1), "")
@@ -288,7 +293,7 @@ def _unique_names(documents: Sequence[Document]) -> list[str]:
     ]
 
 
-def _job_name(document: Document, detail: int) -> str:
-    name = metadata_name(document) or "unnamed"
-    placed = f"{_namespace(document) or 'default'}/{name}"
+def _format_job_name(document: Document, detail: int) -> str:
+    name = get_metadata_name(document) or "unnamed"
+    placed = f"{_get_namespace(document) or 'default'}/{name}"
     return (name, placed, f"{document.get('kind')}/{placed}")[detail]

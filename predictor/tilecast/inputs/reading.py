@@ -185,12 +185,12 @@ def to_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def means_file(job: str) -> bool:
+def is_file_argument(job: str) -> bool:
     """Return whether an argument is a dash, ends like YAML and JSON files, or is the path of an existing file."""
     return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
 
 
-def metadata_name(document: Mapping[str, object]) -> str:
+def get_metadata_name(document: Mapping[str, object]) -> str:
     """Return `metadata.name` of a document, or an empty string if the document has no metadata."""
     metadata = document.get("metadata")
     return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""

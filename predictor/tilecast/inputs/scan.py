@@ -12,7 +12,7 @@ from tilecast.api import documents
 from tilecast.api.documents import Document
 from tilecast.api.fields import value_at_path
 from tilecast.inputs.pools import run_kubectl
-from tilecast.inputs.reading import InputWarning, metadata_name, read_text
+from tilecast.inputs.reading import InputWarning, get_metadata_name, read_text
 from tilecast.spec import SpecError
 
 _ENDINGS = (".yaml", ".yml", ".json")
@@ -62,7 +62,7 @@ def read_scanned_jobs(names: Sequence[str], context: str | None) -> FoundJobs:
     if not names and context is None:
         raise SpecError("FILE", "is missing", "name files or folders of manifests, or give --context NAME")
     found, unread = _read_files(names) if names else (_read_cluster(context), ())
-    if not any(map(manifests.is_read, found)):
+    if not any(map(manifests.is_readable_job, found)):
         where = ", ".join(names)[:80] if names else f"context {context}"
         raise SpecError(where, "holds no job", "give manifests of jobs")
     return FoundJobs(select_jobs(found), unread)
@@ -70,29 +70,29 @@ def read_scanned_jobs(names: Sequence[str], context: str | None) -> FoundJobs:
 
 def select_jobs(found: Sequence[Document]) -> list[ScannedJob]:
     """Return the unfinished GPU jobs among objects, without those that another job created."""
-    runtimes = {_key(item): item for item in found if str(item.get("kind")).endswith("TrainingRuntime")}
-    config_maps = {_key(item): item for item in found if item.get("kind") == "ConfigMap"}
+    runtimes = {_get_object_key(item): item for item in found if str(item.get("kind")).endswith("TrainingRuntime")}
+    config_maps = {_get_object_key(item): item for item in found if item.get("kind") == "ConfigMap"}
     jobs = list[ScannedJob]()
     for item in found:
-        if not manifests.is_read(item) or manifests.is_owned(item) or manifests.is_finished(item):
+        if not manifests.is_readable_job(item) or manifests.is_owned(item) or manifests.is_finished(item):
             continue
-        namespace = _namespace(item)
+        namespace = _get_namespace(item)
         runtime = _find_runtime(item, namespace, runtimes)
-        if not manifests.asks_for_gpus(item, runtime):
+        if not manifests.may_request_gpus(item, runtime):
             continue
         names = manifests.list_config_maps(item, runtime)
         beside = [config_maps[key] for name in sorted(names) if (key := ("ConfigMap", namespace, name)) in config_maps]
         objects = (*([runtime] if runtime else []), *beside)
-        jobs.append(ScannedJob(namespace, metadata_name(item) or "unnamed", item, objects))
+        jobs.append(ScannedJob(namespace, get_metadata_name(item) or "unnamed", item, objects))
     return jobs
 
 
-def _key(document: Document) -> tuple[str, str, str]:
+def _get_object_key(document: Document) -> tuple[str, str, str]:
     kind = str(document.get("kind"))
-    return kind, "" if kind.startswith("Cluster") else _namespace(document), metadata_name(document)
+    return kind, "" if kind.startswith("Cluster") else _get_namespace(document), get_metadata_name(document)
 
 
-def _namespace(document: Document) -> str:
+def _get_namespace(document: Document) -> str:
     return str(value_at_path(document, ("metadata", "namespace")) or "")
 
 

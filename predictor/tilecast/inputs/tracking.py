@@ -9,6 +9,6 @@ Track: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
 """Function that yields the items of a sequence and may show progress. Its second argument says what the items are."""
 
 
-def without_progress(items: Sequence[Any], label: str) -> Iterable[Any]:
+def iterate_without_progress(items: Sequence[Any], label: str) -> Iterable[Any]:
     """Return `items` unchanged. It is a `Track` that shows no progress."""
     return items

@@ -22,7 +22,7 @@ from tilecast.jobs.interface import (
     add_tolerations,
     list_labels_to_record,
     merge_node_selector,
-    remove_node_choice,
+    remove_advised_selector,
 )
 from tilecast.jobs.keys import (
     ADMISSION_GATES,
@@ -95,7 +95,7 @@ __all__ = [
     "read_training_spec",
     "read_weight",
     "read_without_pods",
-    "remove_node_choice",
+    "remove_advised_selector",
     "require_gpus",
     "resolve_claims",
 ]  # fmt: skip

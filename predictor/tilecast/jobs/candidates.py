@@ -11,7 +11,7 @@ from tilecast.advice import Advice, Baseline, Offer, Rejection, Request
 from tilecast.hardware import Pool, find_gpu
 from tilecast.hardware.instances import find_node_type
 from tilecast.jobs.claims import match_devices
-from tilecast.jobs.interface import Job, Placement, Pods, is_choice_label
+from tilecast.jobs.interface import Job, Placement, Pods, is_node_kind_label
 from tilecast.jobs.kueue import Flavor, LocalQueue
 from tilecast.nodes import PublishedDevice, gpu_resource
 from tilecast.nodes.labels import read_label_table
@@ -89,7 +89,7 @@ def find_candidates(
     for pool in sorted(pools, key=lambda item: item.name):
         met = () if devices is None else match_devices(job, devices.get(pool.name, ()))
         candidate = (
-            _reject_for_claim(pool, met)
+            _build_claim_rejection(pool, met)
             if isinstance(met, str)
             else _check_pool(job, pool, kinds, queue, writes_advice)
         )
@@ -114,13 +114,13 @@ def find_selected_pools(workers: Sequence[Pods], pools: Sequence[Pool], nodes: I
     kinds = _count_nodes_by_labels(workers, pools, nodes, None)
     if not kinds:
         meanings = _read_gpu_requirements(workers)
-        return [pool for pool in pools if _accepts_hardware(workers, pool, pools, meanings)]
+        return [pool for pool in pools if _is_hardware_accepted(workers, pool, pools, meanings)]
     selected = list[Pool]()
     for pool in pools:
         members = [labels for labels, _ in kinds if pool.node_selector.items() <= labels.items()]
         # A pool that has no node now is judged by the labels that its nodes will surely have.
         for labels in members or [pool.node_selector]:
-            if all(_pods_accept(pods, labels, lambda key: True) for pods in workers):
+            if all(_is_accepted_by_pods(pods, labels, lambda key: True) for pods in workers):
                 selected.append(pool)
                 break
     return selected
@@ -142,14 +142,14 @@ def _read_gpu_requirements(workers: Sequence[Pods]) -> dict[str, dict[str, str]]
                 named.setdefault(str(item.get("key")), set()).update(map(str, item.get("values") or ()))
     found = dict[str, dict[str, str]]()
     for key in (*(source.product for source in table.sources), *table.instance_type):
-        meanings = {value: _find_meant_gpu(key, value) for value in sorted(named.get(key, ()))}
+        meanings = {value: _find_gpu_of_label(key, value) for value in sorted(named.get(key, ()))}
         known = {value: gpu for value, gpu in meanings.items() if gpu is not None}
         if known and len(known) == len(meanings):
             found[key] = known
     return found
 
 
-def _find_meant_gpu(key: str, value: str) -> str | None:
+def _find_gpu_of_label(key: str, value: str) -> str | None:
     """Return the GPU that the value of a GPU or instance-type label means, or None if that is unknown."""
     table = read_label_table()
     if key in table.instance_type:
@@ -166,7 +166,7 @@ def _find_meant_gpu(key: str, value: str) -> str | None:
         return "" if source.is_exact else None
 
 
-def _accepts_hardware(
+def _is_hardware_accepted(
     workers: Sequence[Pods], pool: Pool, pools: Sequence[Pool], meanings: Mapping[str, Mapping[str, str]]
 ) -> bool:
     """Return whether a pool without node labels satisfies the GPU and instance type that pods require.
@@ -188,7 +188,7 @@ def _accepts_hardware(
                 gpu == pool.gpu.name)
         ]  # fmt: skip
         labels[key] = own[0] if own else f"another than {', '.join(gpus)}"
-    return all(_pods_accept(pods, labels, lambda key: key in labels) for pods in workers)
+    return all(_is_accepted_by_pods(pods, labels, lambda key: key in labels) for pods in workers)
 
 
 def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, writes_advice: bool) -> Request:
@@ -218,12 +218,12 @@ def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, 
     return replace(request, name=job.name, constraints=limits, baseline=request.baseline or candidates.baseline)
 
 
-def order_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
+def order_offers_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
     """Return the advice with offers that fit free Kueue quota first, and with the rejections in `candidates` added."""
     now, later = list[Offer](), list[Offer]()
     for offer in advice.offers:
         candidate = candidates.find_candidate(offer.pool.name)
-        named = _name_met_requests(offer, candidate.device_requests)
+        named = _add_met_requests(offer, candidate.device_requests)
         if candidate.flavor is None or candidate.has_room(offer.gpus):
             now.append(named)
         else:
@@ -231,7 +231,7 @@ def order_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
     return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *candidates.rejections))
 
 
-def _name_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
+def _add_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
     """Return the offer with the ResourceClaim requests that its devices satisfy, as a field and in its reason.
 
     Without requests, the offer is returned unchanged.
@@ -285,7 +285,7 @@ def _count_nodes_by_labels(
     return [(dict(kind), count) for kind, count in sorted(counted.items())]
 
 
-def _reject_for_claim(pool: Pool, request: str) -> Rejection:
+def _build_claim_rejection(pool: Pool, request: str) -> Rejection:
     """Return the rejection of a pool whose devices do not satisfy a named ResourceClaim request of the job."""
     message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
     return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
@@ -312,16 +312,16 @@ def _check_pool(
     members = [(labels, count) for labels, count in kinds if pool.node_selector.items() <= labels.items()]
     # A pool that has no node now is judged by the labels that its nodes will surely have.
     members = members or [(pool.node_selector, pool.max_nodes)]
-    reachable = [(labels, count) for labels, count in members if _job_accepts(job, labels, writes_advice)]
+    reachable = [(labels, count) for labels, count in members if _is_accepted_by_job(job, labels, writes_advice)]
     if not reachable:
         message = "the job's node selector or affinity excludes its nodes"
         return Rejection(pool.name, "NotSelected", message, "take labels of another kind of node out of the job")
     if queue is None:
-        return _limit_to_quota(pool, sum(count for _, count in reachable), None)
+        return _limit_pool_to_quota(pool, sum(count for _, count in reachable), None)
     offered = [
         (flavor, nodes)
         for flavor in queue.flavors
-        if (nodes := sum(count for labels, count in reachable if _flavor_selects(flavor, labels)))
+        if (nodes := sum(count for labels, count in reachable if _is_selected_by_flavor(flavor, labels)))
     ]
     if not offered:
         message = f"no flavor of ClusterQueue {queue.cluster_queue} selects its nodes"
@@ -333,10 +333,10 @@ def _check_pool(
         message = f"LocalQueue {queue.name} can have {most} of its GPUs, the job asks for {needed}"
         return Rejection(pool.name, "QuotaTooSmall", message, "ask for fewer GPUs, or for more quota")
     flavor, nodes = max(ample, key=lambda item: item[0].free >= needed)
-    return _limit_to_quota(pool, nodes, flavor)
+    return _limit_pool_to_quota(pool, nodes, flavor)
 
 
-def _limit_to_quota(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
+def _limit_pool_to_quota(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
     """Return a pool as a candidate with at most `nodes` nodes. A flavor also limits its GPUs to the flavor's quota."""
     limited = replace(pool, max_nodes=min(pool.max_nodes, nodes))
     if flavor is None:
@@ -347,7 +347,7 @@ def _limit_to_quota(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidateP
     return CandidatePool(limited, flavor, {**pool.node_selector, **flavor.node_labels}, pool.tolerations)
 
 
-def _flavor_selects(flavor: Flavor, labels: Labels) -> bool:
+def _is_selected_by_flavor(flavor: Flavor, labels: Labels) -> bool:
     return flavor.node_labels.items() <= labels.items()
 
 
@@ -360,29 +360,37 @@ def _find_baseline(
     """
     if not job.gpus:
         return None
-    own = [labels for labels, _ in kinds if all(_pods_accept(pods, labels, lambda key: True) for pods in job.workers)]
+    own = [
+        labels
+        for labels, _ in kinds
+        if all(_is_accepted_by_pods(pods, labels, lambda key: True) for pods in job.workers)
+    ]
     if queue is not None:
-        allowed = replace(queue, flavors=tuple(f for f in queue.flavors if any(_flavor_selects(f, one) for one in own)))
+        allowed = replace(
+            queue, flavors=tuple(f for f in queue.flavors if any(_is_selected_by_flavor(f, one) for one in own))
+        )
         first = allowed.find_first_flavor(job.gpus)
-        own = [labels for labels in own if first is not None and _flavor_selects(first, labels)]
+        own = [labels for labels in own if first is not None and _is_selected_by_flavor(first, labels)]
     names = {pool.name for pool in pools for labels in own if pool.node_selector.items() <= labels.items()}
     return Baseline(names.pop(), job.gpus) if len(names) == 1 else None
 
 
-def _job_accepts(job: Job, labels: Labels, writes_advice: bool) -> bool:
+def _is_accepted_by_job(job: Job, labels: Labels, writes_advice: bool) -> bool:
     """Return whether a node's labels match those selectors of a job that advice cannot replace.
 
-    Advice can replace the labels in `choice_labels`, except in pinned selectors. If advice will be written into the
+    Advice can replace the labels in `node_kind_labels`, except in pinned selectors. If advice will be written into the
     job, it cannot replace the node affinity either.
     """
     return all(
         pods.pinned.items() <= labels.items()
-        and _pods_accept(pods, labels, lambda key: not is_choice_label(key), whole_affinity=writes_advice)
+        and _is_accepted_by_pods(pods, labels, lambda key: not is_node_kind_label(key), whole_affinity=writes_advice)
         for pods in job.workers
     )
 
 
-def _pods_accept(pods: Pods, labels: Labels, is_checked: Callable[[str], bool], whole_affinity: bool = False) -> bool:
+def _is_accepted_by_pods(
+    pods: Pods, labels: Labels, is_checked: Callable[[str], bool], whole_affinity: bool = False
+) -> bool:
     """Return whether a node's labels match the node selector and affinity of pods.
 
     Args:
@@ -395,12 +403,12 @@ def _pods_accept(pods: Pods, labels: Labels, is_checked: Callable[[str], bool], 
         return False
     terms = [term.get("matchExpressions") or () for term in pods.affinity]
     return not terms or any(
-        all(_expression_matches(item, labels) for item in term if whole_affinity or is_checked(str(item.get("key"))))
+        all(_is_expression_met(item, labels) for item in term if whole_affinity or is_checked(str(item.get("key"))))
         for term in terms
     )
 
 
-def _expression_matches(expression: Mapping[str, Any], labels: Labels) -> bool:
+def _is_expression_met(expression: Mapping[str, Any], labels: Labels) -> bool:
     operator = _OPERATORS.get(str(expression.get("operator")))
     values = [str(value) for value in expression.get("values") or ()]
     return operator is not None and operator(labels.get(str(expression.get("key"))), values)
@@ -434,12 +442,12 @@ def _find_untolerated_taint(job: Job, pool: Pool) -> str:
     for taint in pool.tolerations:
         key, value, effect = taint.get("key", ""), taint.get("value", ""), taint.get("effect", "")
         is_usual = key == gpu_resource()
-        if not is_usual and not all(_pods_tolerate(pods, key, value, effect) for pods in job.workers):
+        if not is_usual and not all(_is_tolerated_by_pods(pods, key, value, effect) for pods in job.workers):
             return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
     return ""
 
 
-def _pods_tolerate(pods: Pods, key: str, value: str, effect: str) -> bool:
+def _is_tolerated_by_pods(pods: Pods, key: str, value: str, effect: str) -> bool:
     return any(
         item.get("key", key) == key
         and (item.get("effect") or effect) == effect

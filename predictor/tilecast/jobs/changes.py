@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilecast.api.fields import Document, FieldChange, value_at_path
 from tilecast.jobs.interface import Job, Placement
-from tilecast.jobs.quantities import count_or_default, format_like
+from tilecast.jobs.quantities import count_or_default, format_quantity_like
 
 
 def compute_changes(
@@ -36,4 +36,8 @@ def _change_process_count(document: Document, job: Job, gpus: int) -> list[Field
     """Return the change that sets one process per GPU. If the job sets no process count, return an empty list."""
     path = job.kind.processes
     given = None if path is None else value_at_path(document, path)
-    return [FieldChange(path, format_like(given, gpus))] if path is not None and count_or_default(given, 0) else []
+    return (
+        [FieldChange(path, format_quantity_like(given, gpus))]
+        if path is not None and count_or_default(given, 0)
+        else []
+    )

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.api.base import format_value
-from tilecast.api.fields import Document, as_mapping, mappings_in, value_at_path
+from tilecast.api.fields import Document, as_mapping, list_mappings_in, value_at_path
 from tilecast.jobs.quantities import MAX_COUNT
 from tilecast.nodes import PublishedDevice, gpu_device_classes, gpu_driver
 from tilecast.nodes.devices import VERSION
@@ -54,7 +54,7 @@ def read_references(spec: Document) -> tuple[ClaimReference, ...]:
     """Return the entries of a pod spec's `resourceClaims` that name a ResourceClaim or a ResourceClaimTemplate."""
     named = (
         ClaimReference(str(entry.get("name", "")), kind, str(entry[field]))
-        for entry in mappings_in(spec.get("resourceClaims"))
+        for entry in list_mappings_in(spec.get("resourceClaims"))
         for field, kind in (("resourceClaimTemplateName", TEMPLATE), ("resourceClaimName", CLAIM))
         if entry.get(field)
     )
@@ -64,12 +64,12 @@ def read_references(spec: Document) -> tuple[ClaimReference, ...]:
 def list_requests(document: Document) -> list[Document]:
     """Return the device requests of a ResourceClaim or ResourceClaimTemplate document."""
     path = ("spec", "spec") if document.get("kind") == TEMPLATE else ("spec",)
-    return mappings_in(value_at_path(document, (*path, "devices", "requests")))
+    return list_mappings_in(value_at_path(document, (*path, "devices", "requests")))
 
 
 def list_alternatives(request: Document) -> list[Document]:
     """Return the alternatives of a device request, in the order in which the scheduler tries them."""
-    return mappings_in(request.get("firstAvailable")) or [as_mapping(request.get("exactly")) or request]
+    return list_mappings_in(request.get("firstAvailable")) or [as_mapping(request.get("exactly")) or request]
 
 
 def read_request(
@@ -111,7 +111,9 @@ def read_request(
 
 
 def _list_expressions(holder: Document) -> tuple[str, ...]:
-    return tuple(str(value_at_path(item, ("cel", "expression")) or "") for item in mappings_in(holder.get("selectors")))
+    return tuple(
+        str(value_at_path(item, ("cel", "expression")) or "") for item in list_mappings_in(holder.get("selectors"))
+    )
 
 
 def meets_request(request: DeviceRequest, device: PublishedDevice) -> bool:
@@ -140,7 +142,7 @@ def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
     context = cel.Context()
     for name, function in _FUNCTIONS.items():
         context.add_function(name, function)
-    context.add_variable("device", _device_variable(device))
+    context.add_variable("device", _make_device_variable(device))
     try:
         return cel.evaluate(selector, context) is True
     except (KeyError, ArithmeticError):
@@ -151,7 +153,7 @@ def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
         raise SpecError("selectors", problem, remedy) from None
 
 
-def _device_variable(device: PublishedDevice) -> dict[str, Any]:
+def _make_device_variable(device: PublishedDevice) -> dict[str, Any]:
     """Return a device as the value of the CEL variable `device`: driver, attributes and capacity by domain and name."""
     attributes, capacity = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     for place, facts in ((attributes, device.attributes), (capacity, device.capacity)):

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs import keys
 from tilecast.jobs.device_requests import ClaimReference, DeviceRequest, read_references
-from tilecast.jobs.quantities import count_or_default, count_requested_gpus, format_like
+from tilecast.jobs.quantities import count_or_default, count_requested_gpus, format_quantity_like
 from tilecast.jobs.shapes import POD, require_shape
-from tilecast.nodes import choice_labels, gpu_resource
+from tilecast.nodes import gpu_resource, node_kind_labels
 
 RANDOM_PART = "[bcdfghjklmnpqrstvwxz2456789]{5}"
 """Pattern of the suffix that Kubernetes appends to a generated name. Its alphabet has no vowels and no 0, 1 or 3."""
@@ -294,7 +294,7 @@ class JobKind(ABC):
         """Return the changes that remove the node labels of advice from the selectors of GPU pods. Tolerations stay."""
         return [
             FieldChange((*pods.path, "nodeSelector"), dict(pods.node_selector))
-            for pods, before in zip(remove_node_choice(job).workers, job.workers, strict=True)
+            for pods, before in zip(remove_advised_selector(job).workers, job.workers, strict=True)
             if pods != before
         ]
 
@@ -305,7 +305,7 @@ class JobKind(ABC):
         """
         resource = gpu_resource()
         return [
-            FieldChange((*pods.path, "containers", index, "resources", part, resource), format_like(old, gpus))
+            FieldChange((*pods.path, "containers", index, "resources", part, resource), format_quantity_like(old, gpus))
             for pods in job.workers
             for index, item in enumerate(value_at_path(document, (*pods.path, "containers")))
             for part in ("requests", "limits")
@@ -331,7 +331,9 @@ def merge_node_selector(pods: Pods, new_labels: Mapping[str, str]) -> dict[str, 
 
     Other labels and pinned labels are kept.
     """
-    others = {key: value for key, value in pods.node_selector.items() if not is_choice_label(key) or key in pods.pinned}
+    others = {
+        key: value for key, value in pods.node_selector.items() if not is_node_kind_label(key) or key in pods.pinned
+    }
     return others | dict(new_labels)
 
 
@@ -341,15 +343,17 @@ def list_labels_to_record(job: Job, new_labels: Mapping[str, str]) -> list[str]:
     Without it, nobody could tell later that advice added these labels, and not the job's author.
     """
     given = {key for pods in job.workers for key in pods.node_selector}
-    return sorted(key for key in new_labels if key not in given and not is_choice_label(key))
+    return sorted(key for key in new_labels if key not in given and not is_node_kind_label(key))
 
 
-def remove_node_choice(job: Job) -> Job:
+def remove_advised_selector(job: Job) -> Job:
     """Return a job without the node selector labels that advice wrote."""
     ours = set(job.annotations.get(keys.CHOSEN_LABELS, "").split(","))
 
     def kept_selector(pods: Pods) -> Mapping[str, str]:
-        kept = {key: value for key, value in pods.node_selector.items() if key not in ours and not is_choice_label(key)}
+        kept = {
+            key: value for key, value in pods.node_selector.items() if key not in ours and not is_node_kind_label(key)
+        }
         return {**pods.pinned, **kept}
 
     changed = (replace(pods, node_selector=kept_selector(pods)) if pods.gpus else pods for pods in job.pods)
@@ -361,14 +365,14 @@ def add_tolerations(pods: Pods, tolerations: Sequence[Mapping[str, str]]) -> lis
     return [*pods.tolerations, *(item for item in tolerations if item not in pods.tolerations)]
 
 
-def quote_name(name: str) -> str:
+def make_name_pattern(name: str) -> str:
     """Return the regular expression that matches only `name`, the name of an object. It has no backslash."""
     return name.replace(".", "[.]")
 
 
-def is_choice_label(label: str) -> bool:
+def is_node_kind_label(label: str) -> bool:
     """Return whether a node label describes the kind of GPU node, so that advice may replace it in a selector."""
-    return label in choice_labels()
+    return label in node_kind_labels()
 
 
 def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilecast.api.fields import Document, as_mapping, mappings_in
+from tilecast.api.fields import Document, as_mapping, list_mappings_in
 from tilecast.nodes import gpu_resource
 from tilecast.nodes.quantities import UNLIMITED, parse_gpu_count
 from tilecast.spec import SpecError
@@ -110,7 +110,7 @@ def _read_flavor(
     """
     name = str(flavor_entry["name"])
     flavor = objects.flavors.get(name, {})
-    own = next((item for _, item in _gpu_resources([flavor_entry])), {})
+    own = next((item for _, item in _iterate_gpu_resources([flavor_entry])), {})
     nominal = parse_gpu_count(own.get("nominalQuota"))
     reserved = read_quotas(objects.cluster_queues[cluster_queue_name]).reserved.get(name, 0)
     lent = taken = 0
@@ -124,7 +124,7 @@ def _read_flavor(
     return Flavor(
         name=name,
         node_labels=read_node_labels(flavor),
-        tolerations=tuple(mappings_in(as_mapping(flavor.get("spec")).get("tolerations"))),
+        tolerations=tuple(list_mappings_in(as_mapping(flavor.get("spec")).get("tolerations"))),
         quota=quota,
         free=max(free, 0),
     )
@@ -132,15 +132,15 @@ def _read_flavor(
 
 def _find_cohort_members(objects: KueueObjects, cluster_queue_name: str) -> list[str]:
     """Return the names of the other ClusterQueues in a ClusterQueue's cohort. They lend quota that they do not use."""
-    cohort = _cohort_name(objects.cluster_queues[cluster_queue_name])
+    cohort = _get_cohort_name(objects.cluster_queues[cluster_queue_name])
     return [
         name
         for name, item in sorted(objects.cluster_queues.items())
-        if cohort and name != cluster_queue_name and _cohort_name(item) == cohort
+        if cohort and name != cluster_queue_name and _get_cohort_name(item) == cohort
     ]
 
 
-def _cohort_name(cluster_queue: Document) -> str:
+def _get_cohort_name(cluster_queue: Document) -> str:
     spec = cluster_queue.get("spec") or {}
     return str(spec.get("cohortName") or spec.get("cohort") or "")
 
@@ -158,12 +158,12 @@ class Quotas:
 def read_quotas(cluster_queue: Document) -> Quotas:
     """Return the GPU quotas of a ClusterQueue. Malformed fields count as 0 GPUs."""
     nominal, lendable, reserved = Counter[str](), Counter[str](), Counter[str]()
-    for group in mappings_in(as_mapping(cluster_queue.get("spec")).get("resourceGroups")):
-        for name, quota in _gpu_resources(group.get("flavors")):
+    for group in list_mappings_in(as_mapping(cluster_queue.get("spec")).get("resourceGroups")):
+        for name, quota in _iterate_gpu_resources(group.get("flavors")):
             own = parse_gpu_count(quota.get("nominalQuota"))
             nominal[name] += own
             lendable[name] += min(own, parse_gpu_count(quota.get("lendingLimit"), UNLIMITED))
-    for name, usage in _gpu_resources(as_mapping(cluster_queue.get("status")).get("flavorsReservation")):
+    for name, usage in _iterate_gpu_resources(as_mapping(cluster_queue.get("status")).get("flavorsReservation")):
         reserved[name] += parse_gpu_count(usage.get("total"))
     return Quotas(dict(+nominal), dict(+lendable), dict(+reserved))
 
@@ -174,10 +174,10 @@ def read_node_labels(resource_flavor: Document) -> dict[str, str]:
     return {str(key): str(value) for key, value in labels.items()}
 
 
-def _gpu_resources(flavors: object) -> Iterator[tuple[str, Document]]:
+def _iterate_gpu_resources(flavors: object) -> Iterator[tuple[str, Document]]:
     """Yield (flavor name, resource entry) for each GPU resource in a list of flavors."""
-    for flavor in mappings_in(flavors):
-        for resource in mappings_in(flavor.get("resources")):
+    for flavor in list_mappings_in(flavors):
+        for resource in list_mappings_in(flavor.get("resources")):
             if resource.get("name") == gpu_resource():
                 yield str(flavor.get("name")), resource
 

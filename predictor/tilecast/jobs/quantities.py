@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilecast.api.fields import Document, as_mapping, mappings_in
+from tilecast.api.fields import Document, as_mapping, list_mappings_in
 from tilecast.nodes import gpu_resource
 from tilecast.nodes.quantities import parse_count, parse_gpu_count
 
@@ -31,12 +31,12 @@ def count_pod_gpus(pod: Document) -> int:
             parse_gpu_count(as_mapping(as_mapping(item.get("resources")).get("limits")).get(gpu_resource()))
             for item in containers
         ]
-        for containers in (mappings_in(spec.get("containers")), mappings_in(spec.get("initContainers")))
+        for containers in (list_mappings_in(spec.get("containers")), list_mappings_in(spec.get("initContainers")))
     ]
     return max(sum(every[0]), max(every[1], default=0))
 
 
-def format_like(example: object, number: int) -> int | str:
+def format_quantity_like(example: object, number: int) -> int | str:
     """Return a number as text if `example` is text. Otherwise return the number."""
     return str(number) if isinstance(example, str) else number
 

@@ -47,19 +47,19 @@ def require_shape(value: object, shape: Shape, path: Path) -> None:
         return
     if isinstance(shape, list):
         if not isinstance(value, list):
-            raise _wrong_shape_error(value, path, "a list")
+            raise _make_shape_error(value, path, "a list")
         for index, item in enumerate(value):
             if item is None:
-                raise _wrong_shape_error(item, (*path, index), _name_shape(shape[0]))
+                raise _make_shape_error(item, (*path, index), _describe_shape(shape[0]))
             require_shape(item, shape[0], (*path, index))
     elif isinstance(shape, Mapping):
         if not isinstance(value, Mapping):
-            raise _wrong_shape_error(value, path, "a mapping")
+            raise _make_shape_error(value, path, "a mapping")
         for key, inner in value.items():
             if (inner_shape := shape.get(EVERY, shape.get(key))) is not None:
                 require_shape(inner, inner_shape, (*path, key))
     elif not isinstance(value, shape):
-        raise _wrong_shape_error(value, path, "text")
+        raise _make_shape_error(value, path, "text")
 
 
 def read_count_at(document: object, path: Path, default: int = 1) -> int:
@@ -85,10 +85,10 @@ def format_path(path: Path) -> str:
     return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
 
 
-def _name_shape(shape: Shape) -> str:
+def _describe_shape(shape: Shape) -> str:
     return "a list" if isinstance(shape, list) else "a mapping" if isinstance(shape, Mapping) else "text"
 
 
-def _wrong_shape_error(value: object, path: Path, kind: str) -> SpecError:
+def _make_shape_error(value: object, path: Path, kind: str) -> SpecError:
     remedy = "write it in quotes" if kind == "text" else f"write {kind}, or leave it out"
     return SpecError(format_path(path), f"{format_value(value)} is not {kind}", remedy)

@@ -86,7 +86,7 @@ def predict_kernel_times(
         gpu: the GPU. It need not be one of the GPUs in the training data.
         model: a model file that `python -m tilecast_lab fit` wrote. None takes the shipped file.
         bounded: whether durations of smaller convolutions bound those of convolutions on tensor cores
-            (`_bound_convolutions`).
+            (`_apply_convolution_bounds`).
 
     Raises:
         SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model file is
@@ -107,7 +107,7 @@ def predict_kernel_times(
         name = list_case_names(kind, precision, dims, gpu)
         priced, family = plain, features.find_network_family(kind.name, precision, gpu)
         if family == "conv_simt":
-            deep = features.convolves_volumes(dims)
+            deep = features.is_volume_convolution(dims)
             share[rows] = np.where(deep, constants.shipped_constants().kernels.volume_share, 1.0)
         if kind.name == "conv" and family == "gemm_tensor":
             measured = learned.was_trained_on(family, name[0], gpu) & (dims["groups"] == 1)
@@ -127,7 +127,7 @@ def predict_kernel_times(
                 spread[rows[part]] = ceiling.spread.find_half_width(gpu, utilization.name_die(gpu) in ceiling.dies)
     batch.predict_seconds(total)
     times = KernelTimes(table, gpu, np.maximum(total / share, roofline), spread, roofline, irregular, implicit)
-    return _bound_convolutions(times, np.concatenate(flat), model) if flat and bounded else times
+    return _apply_convolution_bounds(times, np.concatenate(flat), model) if flat and bounded else times
 
 
 class _NetworkBatch:
@@ -172,7 +172,7 @@ class _NetworkBatch:
         if not self.inputs:
             return
         cycles = self.learned.predict_log2_cycles(
-            {family: features.join_inputs(parts) for family, parts in self.inputs.items()},
+            {family: features.concatenate_inputs(parts) for family, parts in self.inputs.items()},
             {family: np.concatenate(parts) for family, parts in self.contexts.items()},
         )
         for family, column in cycles.items():
@@ -203,12 +203,12 @@ def _price_by_formula(
 
 
 _LEAST_BATCH = 4
-"""Fewest images of a smaller convolution into which `_bound_convolutions` splits a batch."""
+"""Fewest images of a smaller convolution into which `_apply_convolution_bounds` splits a batch."""
 _BATCH_COLUMN = KINDS["conv"].dims.index("batch")
 _DEPTH_COLUMNS = [KINDS["conv"].dims.index(name) for name in ("in_d", "k_d", "out_d")]
 
 
-def _bound_convolutions(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
+def _apply_convolution_bounds(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
     """Return kernel times in which the convolutions in `rows` respect bounds from smaller convolutions.
 
     A convolution takes no longer than 2, 4, 8, … convolutions in sequence, each over an equal fraction of its batch. A

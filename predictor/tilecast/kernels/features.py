@@ -119,7 +119,7 @@ def uses_winograd(dims: Dims, precision: str) -> npt.NDArray[np.bool_]:
     return np.asarray(square & has_stride_one)
 
 
-def convolves_volumes(dims: Dims) -> npt.NDArray[np.bool_]:
+def is_volume_convolution(dims: Dims) -> npt.NDArray[np.bool_]:
     """Return whether each convolution runs a window of several pixels over volumes, (N,) bool.
 
     cuDNN has kernels of its own for tensors of five dimensions, whatever the depth of the window.
@@ -337,7 +337,7 @@ def compute_network_inputs(family: str, work: KernelWork, gpu: Gpu, precision: s
     if doubled and work.exact and work.kind in REFINED_KINDS:
         key = (work.kind, precision, doubled, *(column.tobytes() for column in work.dims.values()))
         larger, details = _GPU_INDEPENDENT.get(
-            key, lambda: (_append_doubled(work, doubled, precision), _compute_side_details(work.dims))
+            key, lambda: (_append_doubled_kernels(work, doubled, precision), _compute_side_details(work.dims))
         )
         names, columns = _compute_predictor_inputs(larger, gpu, precision)
         stacked = columns.T.reshape(-1, 1 + len(doubled), len(work.flops)).transpose(1, 2, 0)
@@ -347,7 +347,7 @@ def compute_network_inputs(family: str, work: KernelWork, gpu: Gpu, precision: s
     return NetworkInputs(names, same, np.zeros((len(own), DETAILS if doubled else 0)))
 
 
-def _append_doubled(work: KernelWork, doubled: Sequence[str], precision: str) -> KernelWork:
+def _append_doubled_kernels(work: KernelWork, doubled: Sequence[str], precision: str) -> KernelWork:
     """Return N kernels followed by N copies per dimension in `doubled`, in which this dimension is doubled."""
     larger = {
         name: np.concatenate([2.0 * column if name == other else column for other in ("", *doubled)])
@@ -357,10 +357,10 @@ def _append_doubled(work: KernelWork, doubled: Sequence[str], precision: str) ->
 
 
 _GPU_INDEPENDENT: Memo[tuple[KernelWork, list[Floats]]] = Memo(8)
-"""Cache of inputs that do not depend on the GPU: results of `_append_doubled` and `_compute_side_details`."""
+"""Cache of inputs that do not depend on the GPU: results of `_append_doubled_kernels` and `_compute_side_details`."""
 
 
-def join_inputs(parts: Sequence[NetworkInputs]) -> NetworkInputs:
+def concatenate_inputs(parts: Sequence[NetworkInputs]) -> NetworkInputs:
     """Return the inputs of one network for several groups of kernels, concatenated in order."""
     if len(parts) == 1:
         return parts[0]

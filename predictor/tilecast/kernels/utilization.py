@@ -54,11 +54,11 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
 """Cases to use instead of a case that is not in the training data, by that case. The most similar case comes first."""
 
 
-class _ModelPart(BaseModel):
+class _ModelFilePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Spread(_ModelPart):
+class Spread(_ModelFilePart):
     """Relative half-widths of the 90 % intervals of predicted durations."""
 
     seen: float
@@ -73,7 +73,7 @@ class Spread(_ModelPart):
         return self.dies.get(name_die(gpu), self.seen) if was_measured else self.unseen
 
 
-class TrainedNetwork(_ModelPart):
+class TrainedNetwork(_ModelFilePart):
     """Inputs and training data of one network in the model file.
 
     A context index is `dies.index(die) * len(cases) + cases.index(case)`.
@@ -109,7 +109,7 @@ class TrainedNetwork(_ModelPart):
         )
 
 
-class BandwidthCeiling(_ModelPart):
+class BandwidthCeiling(_ModelFilePart):
     """Fitted constants of `formulas` for one case of kernels that bandwidth bounds."""
 
     ramp_s: float
@@ -134,7 +134,7 @@ class BandwidthCeiling(_ModelPart):
     """Factor on `dram_share`, by die, for the dies in the training data."""
 
 
-class ModelDescription(_ModelPart):
+class ModelDescription(_ModelFilePart):
     """The metadata of a model file, with the networks by name and the bandwidth limits by case."""
 
     format: str
@@ -220,7 +220,7 @@ class UtilizationModel:
 _model, _model_sha256 = "", ""
 
 
-def use_model(path: str, sha256: str = "") -> None:
+def set_default_model(path: str, sha256: str = "") -> None:
     """Set the model file that `load_model` loads by default, and its expected SHA-256.
 
     An empty `path` keeps the shipped file. An empty `sha256` skips the check. A program calls this once, at its start.
@@ -232,11 +232,11 @@ def use_model(path: str, sha256: str = "") -> None:
 def load_model(path: Path | None = None) -> UtilizationModel:
     """Return the model in the file at `path`.
 
-    Without a path, return the model that `use_model` set. If it set none, return the shipped model.
+    Without a path, return the model that `set_default_model` set. If it set none, return the shipped model.
 
     Raises:
         SpecError: the file cannot be read, is not ONNX, or is not a model of this format. The SHA-256 of the file
-            differs from the one that `use_model` set.
+            differs from the one that `set_default_model` set.
     """
     return _load_file(Path(_model), _model_sha256) if path is None and _model else _load_file(path, "")
 

@@ -42,7 +42,7 @@ _DOTTED = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null", "")
 
 
-def spell(option: str) -> str:
+def spell_option(option: str) -> str:
     """Return the spelling of an option in tables: without leading dashes, and with dashes for underscores."""
     return option.lstrip("-").replace("_", "-")
 
@@ -61,7 +61,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenOption:
+class OutputOption:
     """An option that Tilecast writes."""
 
     option: str
@@ -91,9 +91,9 @@ class OptionTable:
     title: str
     version: str
     options: Mapping[str, Mapping[str, Any]]
-    """Target, type and values of each option, by spelling (`spell`)."""
+    """Target, type and values of each option, by spelling (`spell_option`)."""
     names: Mapping[str, str]
-    """Name of each option in the launcher, by spelling (`spell`)."""
+    """Name of each option in the launcher, by spelling (`spell_option`)."""
     ignored: frozenset[str]
     unpriced: Mapping[str, str]
     """Reasons why options are not priced, by spelling."""
@@ -113,10 +113,10 @@ class OptionTable:
         """Return the shipped table of a launcher."""
         table = shipped.read_table("tilecast.launch_options", f"tables/{name}.toml")
         parent = cls.read(table["like"]) if "like" in table else None
-        own = {spell(option): entry for option, entry in table.get("options", {}).items()}
-        names = {spell(option): option for option in table.get("options", {})}
-        ignored = frozenset(map(spell, table.get("ignored", ())))
-        unpriced = {spell(option): reason for option, reason in table.get("unpriced", {}).items()}
+        own = {spell_option(option): entry for option, entry in table.get("options", {}).items()}
+        names = {spell_option(option): option for option in table.get("options", {})}
+        ignored = frozenset(map(spell_option, table.get("ignored", ())))
+        unpriced = {spell_option(option): reason for option, reason in table.get("unpriced", {}).items()}
         defaults = table.get("defaults", {})
         if parent is not None:
             given = {
@@ -127,16 +127,16 @@ class OptionTable:
             own, names, defaults = {**given, **own}, {**parent.names, **names}, {**parent.defaults, **defaults}
             inherited = {key: reason for key, reason in parent.unpriced.items() if key not in ignored}
             ignored, unpriced = ignored | parent.ignored, {**inherited, **unpriced}
-        sections = tuple(map(spell, table.get("sections", parent.sections if parent else ())))
+        sections = tuple(map(spell_option, table.get("sections", parent.sections if parent else ())))
         return cls(
             name, table["title"], table["version"], own, names, ignored, unpriced, defaults, sections,
             {**(parent.facts if parent else {}), **table.get("facts", {})}, table["source"], table.get("writes", ""),
         )  # fmt: skip
 
-    def list_written(self) -> list[WrittenOption]:
+    def list_written(self) -> list[OutputOption]:
         """Return the options that are written, in order."""
         return [
-            WrittenOption(self.names[key], entry["to"] if entry["write"] is True else entry["write"], entry)
+            OutputOption(self.names[key], entry["to"] if entry["write"] is True else entry["write"], entry)
             for key, entry in self.options.items()
             if "write" in entry
         ]
@@ -181,7 +181,7 @@ class OptionTable:
 
     def find_key(self, option: str) -> str:
         """Return an option's spelling in the table, without its section prefix."""
-        key = spell(option)
+        key = spell_option(option)
         if key in self.options or key in self.unpriced:
             return key
         return next((key[len(one) :] for one in self.sections if key.startswith(one)), key)
@@ -209,7 +209,9 @@ class OptionTable:
 
         Options of the plan, options that are written anew, and those that say where processes meet are left out.
         """
-        written = {self.options[key]["to"] for key in map(spell, (one.option for one in self.list_written()))} - {""}
+        written = {
+            self.options[key]["to"] for key in map(spell_option, (one.option for one in self.list_written()))
+        } - {""}
         kept = []
         for setting in self.split_words(words):
             key = self.find_key(setting.option)
@@ -233,7 +235,7 @@ class OptionTable:
             SpecError: two options contradict each other, or a value cannot be read.
         """
         facts = Facts(self, where)
-        last = {spell(setting.option): setting for setting in settings}
+        last = {spell_option(setting.option): setting for setting in settings}
         for full, setting in last.items():
             key = self.find_key(full)
             if key in self.options and not self.options[key]["to"]:
@@ -291,7 +293,7 @@ class Facts:
         kind, text = entry.get("type", "count"), setting.text.strip()
         if kind == "flag" or "is" in entry:
             if setting.values and len(setting.values) == 1 and UNKNOWN in text:
-                raise self.not_literal(setting)
+                raise self.make_not_literal_error(setting)
             on = not setting.values or text.lower() in _TRUE
             if setting.values and not on and text.lower() not in _FALSE and "is" in entry:
                 on = len(setting.values) != 1 or not isinstance(setting.values[0], bool)
@@ -306,7 +308,7 @@ class Facts:
         if UNKNOWN in text:
             if entry.get("optional"):
                 return None
-            raise self.not_literal(setting)
+            raise self.make_not_literal_error(setting)
         if "values" in entry:
             known: Mapping[str, Any] = entry["values"]
             if text not in known and _DOTTED.fullmatch(text):
@@ -328,7 +330,7 @@ class Facts:
         if kind == "text":
             return text
         if kind == "layout":
-            return _join_layout(setting.values) or text
+            return _format_layout(setting.values) or text
         return self._read_number(kind, setting, text)
 
     def _read_number(self, kind: str, setting: Setting, text: str) -> object:
@@ -347,7 +349,7 @@ class Facts:
             return None
         raise SpecError(self.field(setting.option), f"{text[:60]!r} is no count", "give an integer")
 
-    def not_literal(self, setting: Setting) -> SpecError:
+    def make_not_literal_error(self, setting: Setting) -> SpecError:
         """Return the error about an option whose value is computed when the script runs."""
         name = setting.text.split(UNKNOWN)[1] or "a command"
         return SpecError(
@@ -385,7 +387,7 @@ class Facts:
             raise SpecError(self.field(names[0] if names else target), "is missing", remedy)
         return value
 
-    def prefix(self, start: str) -> dict[str, Any]:
+    def get_by_prefix(self, start: str) -> dict[str, Any]:
         """Return the values whose targets begin with `start`, by the rest of the target."""
         return {key[len(start) :]: value for key, value in self.values.items() if key.startswith(start)}
 
@@ -394,7 +396,7 @@ _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 """Letter of a pipeline layout for each kind of layer in Megatron-Core's lists."""
 
 
-def _join_layout(stages: Sequence[object]) -> str:
+def _format_layout(stages: Sequence[object]) -> str:
     """Return the text of a pipeline layout given as a list of stages, each a list of kinds.
 
     Return "" for any other value.

@@ -214,7 +214,7 @@ class Calibration:
                 ratio[rows], width[rows], least = one.ratio * software, one.width, most
         return ratio, width
 
-    def differs(self, other: Calibration, tolerance: float = 0.01) -> bool:
+    def differs_from(self, other: Calibration, tolerance: float = 0.01) -> bool:
         """Return whether any ratio differs from that of the other calibration by more than the relative tolerance.
 
         Widths may differ five times as much. Calibrations also differ if one has at least twice as many runs of a
@@ -230,7 +230,7 @@ class Calibration:
             return True
         mine, theirs = self._corrections_by_group(), other._corrections_by_group()
         return any(
-            _corrections_differ(_find_correction(mine, key), _find_correction(theirs, key), tolerance)
+            _is_other_correction(_find_correction(mine, key), _find_correction(theirs, key), tolerance)
             for key in {**mine, **theirs}
         )
 
@@ -240,7 +240,7 @@ def _find_correction(by_group: Mapping[GroupKey, Correction], key: GroupKey) -> 
     return next((by_group[key[:depth]] for _, depth in reversed(LEVELS) if key[:depth] in by_group), Correction())
 
 
-def _corrections_differ(one: Correction, other: Correction, tolerance: float) -> bool:
+def _is_other_correction(one: Correction, other: Correction, tolerance: float) -> bool:
     most, least = max(one.runs, other.runs), min(one.runs, other.runs)
     return (
         abs(math.log(one.ratio / other.ratio)) > tolerance
@@ -270,7 +270,7 @@ def fit_calibration(runs: Sequence[Run], sigmas: Mapping[str, float] | None = No
 def leave_one_out_errors(runs: Sequence[Run], sigmas: Mapping[str, float] | None = None) -> Floats:
     """Return the signed relative error of each current run's forecast, corrected by all other runs, (n,)."""
     error: Floats = np.expm1(
-        RunFit.from_runs(keep_current_runs(runs), sigmas or shipped_deviations()).leave_one_out_residuals()
+        RunFit.from_runs(keep_current_runs(runs), sigmas or shipped_deviations()).compute_leave_one_out_residuals()
     )
     return error
 
@@ -385,7 +385,7 @@ class RunFit:
                 shares[row, index[effect]] = sigmas[effect[0]]
         noise = _build_unshared_covariance(runs, sigmas, counts)
         deviation = np.array([run.deviation for run in runs])
-        inverse = _invert(noise + shares @ shares.T)
+        inverse = _invert_matrix(noise + shares @ shares.T)
         return cls(
             runs=tuple(runs),
             sigmas=sigmas,
@@ -422,7 +422,7 @@ class RunFit:
             mean=mean,
             covariance=covariance,
             shares=shares,
-            inverse=_invert(self.noise + shares @ covariance @ shares.T),
+            inverse=_invert_matrix(self.noise + shares @ covariance @ shares.T),
             deviation=self.deviation - shares @ mean,
             robust_deviation=self.robust_deviation - shares @ mean,
             consensus=consensus,
@@ -433,7 +433,7 @@ class RunFit:
         """The runs of this fit, as input to a consensus."""
         return ContributorEstimate.from_deviations(tuple(self.index), self.shares, self.noise, self.robust_deviation)
 
-    def leave_one_out_residuals(self) -> Floats:
+    def compute_leave_one_out_residuals(self) -> Floats:
         """Return each run's deviation minus the value that all other runs predict, (n,)."""
         return _leave_one_out_errors(self.inverse, self.robust_deviation, self.deviation)[0]
 
@@ -580,5 +580,5 @@ def _leave_one_out_errors(inverse: Floats, robust: Floats, deviation: Floats) ->
     return deviation - expected, 1 / np.sqrt(precision)
 
 
-def _invert(covariance: Floats) -> Floats:
+def _invert_matrix(covariance: Floats) -> Floats:
     return np.asarray(np.linalg.inv(covariance), dtype=np.float64)

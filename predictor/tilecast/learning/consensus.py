@@ -76,7 +76,7 @@ class ContributorEstimate:
             mean: mean of the contributor's effects, (k,).
             shift: variance of the contributor's own shift.
         """
-        return float(np.linalg.norm(self._pull(mean, shift)))
+        return float(np.linalg.norm(self._compute_pull(mean, shift)))
 
     def find_shift_length(self, mean: Floats, shift: float) -> float:
         """Return the size of this contributor's estimated deviation from the mean of all contributors.
@@ -89,10 +89,10 @@ class ContributorEstimate:
         """
         if not len(self.information):
             return 0.0
-        own = shift * self._pull(mean, shift)
+        own = shift * self._compute_pull(mean, shift)
         return float(np.sqrt(np.average(own**2, weights=self.information)))
 
-    def _pull(self, mean: Floats, shift: float) -> Floats:
+    def _compute_pull(self, mean: Floats, shift: float) -> Floats:
         residual = np.sqrt(self.information) * self.whitened - self.information * (self.directions @ mean)
         return np.asarray(residual / (1.0 + shift * self.information))
 
@@ -199,7 +199,7 @@ def find_consensus(
     mean: Floats = np.zeros(count)
     bounds = np.array([limit] * len(contributors) + [np.inf] * (len(everyone) - len(contributors)))
     for number in range(ROUNDS):
-        before, mean = mean, _solve_mean(*_build_normal_equations(everyone, columns, shifts, count))
+        before, mean = mean, _solve_for_mean(*_build_normal_equations(everyone, columns, shifts, count))
         length = np.array(
             [
                 one.find_pull_length(mean[excluded], shift)
@@ -223,10 +223,10 @@ def find_consensus(
     shifts = shifts[: len(contributors)]
     precision, seen = _build_normal_equations(contributors, columns[: len(contributors)], shifts, count)
     covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-    return Consensus(index, _solve_mean(precision, seen), covariance, shifts, tuple(contributors), disagrees)
+    return Consensus(index, _solve_for_mean(precision, seen), covariance, shifts, tuple(contributors), disagrees)
 
 
-def _solve_mean(precision: Floats, seen: Floats) -> Floats:
+def _solve_for_mean(precision: Floats, seen: Floats) -> Floats:
     return np.asarray(np.linalg.solve(precision, seen), dtype=np.float64)
 
 

@@ -82,7 +82,7 @@ class NamespaceCalibration:
 
     def leave_one_out_errors(self, namespace: str) -> Floats:
         """Return the signed relative error of each run's forecast in a namespace, corrected by all other runs, (n,)."""
-        error: Floats = np.expm1(self._find_fit(namespace).leave_one_out_residuals())
+        error: Floats = np.expm1(self._find_fit(namespace).compute_leave_one_out_residuals())
         return error[: len(self.runs[namespace])]
 
     @property
@@ -113,11 +113,11 @@ class NamespaceCalibration:
 
 
 def keep_accepted_runs(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs of a namespace that may be learned from (see `quarantine_reasons`)."""
-    return [run for run, why in zip(runs, quarantine_reasons(runs), strict=True) if not why]
+    """Return the runs of a namespace that may be learned from (see `find_quarantine_reasons`)."""
+    return [run for run, why in zip(runs, find_quarantine_reasons(runs), strict=True) if not why]
 
 
-def quarantine_reasons(runs: Sequence[Run]) -> list[str]:
+def find_quarantine_reasons(runs: Sequence[Run]) -> list[str]:
     """Return why each run of a namespace is excluded from learning, or "" if it is not.
 
     The reason is "Absurd" or "Unconfirmed". An absurd run differs from its forecast by more than the factor

@@ -24,11 +24,11 @@ def _to_bool(value: object) -> bool | None:
     return {"true": True, "false": False}.get(str(value).strip().lower())
 
 
-def _to_distributed(value: object) -> int | None:
+def _to_megatron_zero_stage(value: object) -> int | None:
     return None if (is_on := _to_bool(value)) is None else int(is_on)
 
 
-def _to_stage(value: object) -> int | None:
+def _to_zero_stage(value: object) -> int | None:
     return stage if (stage := _to_count(value)) is not None and stage <= 3 else None
 
 
@@ -46,8 +46,8 @@ ARGUMENTS: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "micro_batch_size": ("micro_batch", _to_degree),
     "train_micro_batch_size_per_gpu": ("micro_batch", _to_degree),
     "sequence_parallel": ("sequence_parallel", _to_bool),
-    "use_distributed_optimizer": ("zero_stage", _to_distributed),
-    "zero_optimization_stage": ("zero_stage", _to_stage),
+    "use_distributed_optimizer": ("zero_stage", _to_megatron_zero_stage),
+    "zero_optimization_stage": ("zero_stage", _to_zero_stage),
 }
 """Arguments of training programs, each with its plan column (or `gpus`) and the function that parses its value."""
 _DEGREES = ("tensor", "pipeline", "context", "expert")
@@ -79,7 +79,7 @@ class RunFacts:
                 self.gpus = self.gpus or _to_count(value)
             elif name == "gpu":
                 self.gpu = self.gpu or str(value).strip()[:128]
-            elif (known := _to_stage(value) if name == "zero_stage" else _to_count(value)) is not None:
+            elif (known := _to_zero_stage(value) if name == "zero_stage" else _to_count(value)) is not None:
                 self.columns.setdefault(name, known)
 
     @property

@@ -71,8 +71,8 @@ class StepSeries:
         Each attempt of a restarted run has its own warm-up. Intervals across a restart are left out. If several ranks
         log a step, only the first is used.
         """
-        interval = _typical_interval(self.steps)
-        attempts = [_Attempt(self, rows, interval) for rows in self._split_attempts(interval)]
+        interval = _median_interval(self.steps)
+        attempts = [_RunAttempt(self, rows, interval) for rows in self._split_attempts(interval)]
         steady = [item for attempt in attempts for item in attempt.intervals(self.is_clock, self.resolution_s)]
         kept = [seconds for seconds, is_paused in steady if not is_paused]
         return kept if len(kept) >= MIN_STEPS else [seconds for seconds, _ in steady]
@@ -90,7 +90,7 @@ class StepSeries:
         return attempts
 
 
-class _Attempt:
+class _RunAttempt:
     """Steps of a run between two restarts, each step once and in order."""
 
     def __init__(self, series: StepSeries, rows: Sequence[int], interval: int) -> None:
@@ -127,7 +127,7 @@ class _Attempt:
         return found
 
 
-def _typical_interval(steps: Sequence[int]) -> int:
+def _median_interval(steps: Sequence[int]) -> int:
     """Return the median difference between consecutive logged steps, at least 1."""
     numbers = sorted(set(steps))
     return max(1, int(statistics.median_low([b - a for a, b in pairwise(numbers)]))) if len(numbers) > 1 else 1

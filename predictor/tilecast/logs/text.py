@@ -53,7 +53,7 @@ class TextFormat:
     """Function that returns such values from a line, by name."""
 
 
-def _series_table() -> dict[tuple[bool, str], StepSeries]:
+def _make_series_table() -> dict[tuple[bool, str], StepSeries]:
     return {}
 
 
@@ -63,7 +63,7 @@ class _FormatReader:
 
     format: TextFormat
     facts: RunFacts = field(default_factory=RunFacts)
-    series: dict[tuple[bool, str], StepSeries] = field(default_factory=_series_table)
+    series: dict[tuple[bool, str], StepSeries] = field(default_factory=_make_series_table)
     is_paused: bool = False
 
     def read_line(self, line: str) -> None:

@@ -6,17 +6,24 @@ that ConfigMaps mount. `processes` counts the processes that the line starts, an
 manifest does not describe the job, it is refused with the reason.
 """
 
-from tilecast.manifests.pods import KINDS, asks_for_gpus, find_training_runtime, is_finished, is_owned, is_read
+from tilecast.manifests.pods import (
+    KINDS,
+    find_training_runtime,
+    is_finished,
+    is_owned,
+    is_readable_job,
+    may_request_gpus,
+)
 from tilecast.manifests.reading import JobReading, list_config_maps, read_manifest
 
 __all__ = [
     "KINDS",
     "JobReading",
-    "asks_for_gpus",
     "find_training_runtime",
     "is_finished",
     "is_owned",
-    "is_read",
+    "is_readable_job",
     "list_config_maps",
+    "may_request_gpus",
     "read_manifest",
 ]  # fmt: skip

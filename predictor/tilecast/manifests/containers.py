@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from posixpath import join, normpath
 
-from tilecast.api.fields import Document, as_mapping, mappings_in
+from tilecast.api.fields import Document, as_mapping, list_mappings_in
 from tilecast.readers import (
     REST,
     SHELLS,
@@ -104,13 +104,13 @@ class ContainerFiles:
 def list_names(spec: Document) -> set[str]:
     """Return the names of the ConfigMaps in a pod's volumes and environment."""
     names = set[str]()
-    for volume in mappings_in(spec.get("volumes")):
-        parts = [volume, *mappings_in(as_mapping(volume.get("projected")).get("sources"))]
+    for volume in list_mappings_in(spec.get("volumes")):
+        parts = [volume, *list_mappings_in(as_mapping(volume.get("projected")).get("sources"))]
         names |= {str(as_mapping(item.get("configMap")).get("name", "")) for item in parts}
-    for container in mappings_in(spec.get("containers")):
-        for item in mappings_in(container.get("envFrom")):
+    for container in list_mappings_in(spec.get("containers")):
+        for item in list_mappings_in(container.get("envFrom")):
             names.add(str(as_mapping(item.get("configMapRef")).get("name", "")))
-        for item in mappings_in(container.get("env")):
+        for item in list_mappings_in(container.get("env")):
             reference = as_mapping(as_mapping(item.get("valueFrom")).get("configMapKeyRef"))
             names.add(str(reference.get("name", "")))
     return names - {""}
@@ -130,7 +130,7 @@ def read_container(
     """
     variables, has_unread = _read_variables(container, config_maps, given)
     texts, sources, mounted = _read_files(spec, container, config_maps)
-    words = [*_strings(container.get("command")), *_strings(container.get("args"))]
+    words = [*_list_strings(container.get("command")), *_list_strings(container.get("args"))]
     expanded = [_expand_command(word, variables, has_unread) for word in words]
     folder = normpath(str(container.get("workingDir") or "/"))
     return Container(
@@ -138,7 +138,7 @@ def read_container(
     )
 
 
-def _strings(value: object) -> list[str]:
+def _list_strings(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else []
 
 
@@ -150,7 +150,7 @@ def _read_variables(
     A value that is not in the manifest, such as that of a Secret, is marked as unknown.
     """
     variables, has_unread = dict[str, str](), False
-    for item in mappings_in(container.get("envFrom")):
+    for item in list_mappings_in(container.get("envFrom")):
         name = str(as_mapping(item.get("configMapRef")).get("name", ""))
         prefix = str(item.get("prefix") or "")
         has_unread = has_unread or bool(as_mapping(item.get("secretRef"))) or (name != "" and name not in config_maps)
@@ -158,7 +158,7 @@ def _read_variables(
             variables[f"{prefix}{key}"] = str(value)
     # Kubernetes prefers variables of `env`, which the controller's are too.
     variables |= given
-    for item in mappings_in(container.get("env")):
+    for item in list_mappings_in(container.get("env")):
         name = str(item.get("name", ""))
         reference = as_mapping(as_mapping(item.get("valueFrom")).get("configMapKeyRef"))
         data = as_mapping(as_mapping(config_maps.get(str(reference.get("name", "")))).get("data"))
@@ -209,12 +209,12 @@ def _read_files(
     spec: Document, container: Document, config_maps: Mapping[str, Document]
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Return three mappings by path: the text of each file, its ConfigMap and key, and ConfigMaps that are missing."""
-    volumes = {str(item.get("name")): item for item in mappings_in(spec.get("volumes"))}
+    volumes = {str(item.get("name")): item for item in list_mappings_in(spec.get("volumes"))}
     texts, origins, mounted = dict[str, str](), dict[str, str](), dict[str, str]()
-    for mount in mappings_in(container.get("volumeMounts")):
+    for mount in list_mappings_in(container.get("volumeMounts")):
         volume = as_mapping(volumes.get(str(mount.get("name"))))
         path, part = str(mount.get("mountPath", "")), str(mount.get("subPath") or "")
-        parts = [volume, *mappings_in(as_mapping(volume.get("projected")).get("sources"))]
+        parts = [volume, *list_mappings_in(as_mapping(volume.get("projected")).get("sources"))]
         for one in (as_mapping(item.get("configMap")) for item in parts):
             # A ConfigMap of a pod's volume is named `name`.
             name = str(one.get("name", ""))
@@ -224,7 +224,7 @@ def _read_files(
                 mounted[path] = name
                 continue
             data = as_mapping(as_mapping(config_maps[name]).get("data"))
-            chosen = {str(item.get("key")): str(item.get("path")) for item in mappings_in(one.get("items"))}
+            chosen = {str(item.get("key")): str(item.get("path")) for item in list_mappings_in(one.get("items"))}
             for key, text in data.items():
                 below = chosen.get(str(key)) if chosen else str(key)
                 if below is None or not isinstance(text, str) or len(texts) >= MAX_FILES:
@@ -245,7 +245,7 @@ def find_line(container: Container) -> tuple[LaunchLine, Script]:
     if not container.words:
         remedy = "write the command into the manifest, or annotate the job with its model and training"
         raise SpecError(container.where, "has no command: the image decides what runs", remedy)
-    return find_script_line(container, " ".join(map(_quote, container.words)))
+    return find_script_line(container, " ".join(map(_quote_word, container.words)))
 
 
 def find_script_line(container: Container, text: str) -> tuple[LaunchLine, Script]:
@@ -300,7 +300,7 @@ def _require_arguments(container: Container, line: LaunchLine, script: Script) -
         before = "" if "=" in word else word
 
 
-def _quote(word: str) -> str:
+def _quote_word(word: str) -> str:
     """Return a word quoted for a shell. Unknown variables in it remain expansions."""
     parts = word.split(_MARK)
     return "".join(
@@ -309,7 +309,7 @@ def _quote(word: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Called:
+class _CalledScript:
     """A script that a command calls."""
 
     path: str
@@ -319,7 +319,7 @@ class _Called:
     """Variable assignments before the call."""
 
 
-def _find_called(container: Container, script: Script, written: Mapping[str, str]) -> _Called | None:
+def _find_called(container: Container, script: Script, written: Mapping[str, str]) -> _CalledScript | None:
     """Return the only script that a command calls, if a ConfigMap mounts it or the command writes it.
 
     Raises:
@@ -350,4 +350,4 @@ def _find_called(container: Container, script: Script, written: Mapping[str, str
         text = written.get(path, written.get(path.removeprefix("./")))
     if text is None:
         raise container.explain_missing(path)
-    return _Called(path, text, arguments, prefix)
+    return _CalledScript(path, text, arguments, prefix)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilecast.api.base import format_value
-from tilecast.api.fields import Document, Path, as_mapping, mappings_in, value_at_path
+from tilecast.api.fields import Document, Path, as_mapping, list_mappings_in, value_at_path
 from tilecast.jobs.quantities import count_requested_gpus
 from tilecast.jobs.shapes import POD, require_shape
 from tilecast.nodes.labels import read_label_table
@@ -32,7 +32,9 @@ class PodGroup:
     @property
     def gpus(self) -> int:
         """Number of GPUs per pod."""
-        return sum(count_requested_gpus(item.get("resources")) for item in mappings_in(self.spec.get("containers")))
+        return sum(
+            count_requested_gpus(item.get("resources")) for item in list_mappings_in(self.spec.get("containers"))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def find_count(document: object, path: Path, default: int = 1) -> int:
     return number
 
 
-def _group(document: Document, name: str, path: Path, count: int) -> PodGroup:
+def _read_pod_group(document: Document, name: str, path: Path, count: int) -> PodGroup:
     spec = value_at_path(document, path)
     require_shape(spec, POD, path)
     return PodGroup(name, path, count, as_mapping(spec))
@@ -81,7 +83,9 @@ def _read_replicas(document: Document, key: str) -> Iterator[PodGroup]:
     for role, item in as_mapping(value_at_path(document, ("spec", key))).items():
         path: Path = ("spec", key, str(role))
         if isinstance(item, Mapping):
-            yield _group(document, str(role), (*path, "template", "spec"), find_count(document, (*path, "replicas")))
+            yield _read_pod_group(
+                document, str(role), (*path, "template", "spec"), find_count(document, (*path, "replicas"))
+            )
 
 
 def _read_pytorch_job(document: Document, runtime: Document | None) -> JobPods:
@@ -103,17 +107,17 @@ def _read_mpi_job(document: Document, runtime: Document | None) -> JobPods:
     groups = tuple(_read_replicas(document, "mpiReplicaSpecs"))
     has_workers = any(item.name == "Worker" for item in groups)
     if value_at_path(document, ("spec", "runLauncherAsWorker")) is not True and has_workers:
-        groups = tuple(_without_gpus(item) if item.name == "Launcher" else item for item in groups)
+        groups = tuple(_remove_gpu_requests(item) if item.name == "Launcher" else item for item in groups)
     workers = next((item for item in groups if item.name == "Worker"), None)
     slots = find_count(document, ("spec", "slotsPerWorker"), 1)
     return JobPods(groups, launcher="Launcher" if workers else "", slots=slots)
 
 
-def _without_gpus(group: PodGroup) -> PodGroup:
+def _remove_gpu_requests(group: PodGroup) -> PodGroup:
     """Return a pod group without GPU requests, for the launcher of an MPIJob, which runs no rank itself."""
     containers = [
         {key: value for key, value in item.items() if key != "resources"}
-        for item in mappings_in(group.spec.get("containers"))
+        for item in list_mappings_in(group.spec.get("containers"))
     ]
     return replace(group, spec={**group.spec, "containers": containers})
 
@@ -121,7 +125,7 @@ def _without_gpus(group: PodGroup) -> PodGroup:
 def _read_batch_job(document: Document, runtime: Document | None) -> JobPods:
     count = find_count(document, ("spec", "parallelism"))
     count = min(count, find_count(document, ("spec", "completions"), count))
-    return JobPods((_group(document, "", ("spec", "template", "spec"), count),))
+    return JobPods((_read_pod_group(document, "", ("spec", "template", "spec"), count),))
 
 
 def _read_job_set(document: Document, runtime: Document | None) -> JobPods:
@@ -129,10 +133,10 @@ def _read_job_set(document: Document, runtime: Document | None) -> JobPods:
 
 
 def _read_replicated_jobs(document: Document, path: Path) -> Iterator[PodGroup]:
-    for index, item in enumerate(mappings_in(value_at_path(document, path))[:MAX_GROUPS]):
+    for index, item in enumerate(list_mappings_in(value_at_path(document, path))[:MAX_GROUPS]):
         below: Path = (*path, index, "template", "spec")
         count = find_count(document, (*path, index, "replicas")) * find_count(document, (*below, "parallelism"))
-        yield _group(document, str(item.get("name", "")), (*below, "template", "spec"), count)
+        yield _read_pod_group(document, str(item.get("name", "")), (*below, "template", "spec"), count)
 
 
 _ANCESTOR = ("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
@@ -144,7 +148,7 @@ def _read_train_job(document: Document, runtime: Document | None) -> JobPods:
         raise SpecError("spec.runtimeRef", f"{kind} {format_value(name)} was not given", "give it beside the job")
     wrapped = {"runtime": as_mapping(runtime.get("spec"))}
     path: Path = ("runtime", "template", "spec", "replicatedJobs")
-    items = mappings_in(value_at_path(wrapped, path))
+    items = list_mappings_in(value_at_path(wrapped, path))
     steps = [value_at_path(item, _ANCESTOR) for item in items]
     place = steps.index("trainer") if "trainer" in steps else None
     if place is None:
@@ -155,8 +159,8 @@ def _read_train_job(document: Document, runtime: Document | None) -> JobPods:
     usual = find_count(wrapped, ("runtime", "mlPolicy", "numNodes"))
     count = find_count(document, ("spec", "trainer", "numNodes"), usual)
     name = str(items[place].get("name", "node"))
-    group = _group(wrapped, name, (*path, place, "template", "spec", "template", "spec"), count)
-    group = _with_trainer(document, group)
+    group = _read_pod_group(wrapped, name, (*path, place, "template", "spec", "template", "spec"), count)
+    group = _apply_trainer(document, group)
     uri = str(value_at_path(document, ("spec", "initializer", "model", "storageUri")) or "")
     own = value_at_path(document, ("spec", "trainer", "numProcPerNode"))
     mpi = as_mapping(policy.get("mpi"))
@@ -185,74 +189,76 @@ def _read_mpi_runtime(
     """
     path: Path = ("runtime", "template", "spec", "replicatedJobs")
     found = dict[str, PodGroup]()
-    for index, item in enumerate(mappings_in(value_at_path(wrapped, path))):
+    for index, item in enumerate(list_mappings_in(value_at_path(wrapped, path))):
         name = str(item.get("name"))
         if name in ("launcher", "node"):
             number = 1 if name == "launcher" else count - is_node
-            found[name] = _group(wrapped, name, (*path, index, "template", "spec", "template", "spec"), number)
+            found[name] = _read_pod_group(wrapped, name, (*path, index, "template", "spec", "template", "spec"), number)
     if len(found) < 2:
         raise SpecError("runtime.mlPolicy.mpi", "the runtime has no jobs named launcher and node", "annotate the job")
-    launcher = _with_trainer(document, found["launcher"], keeps_resources=not is_node)
-    workers = _with_resources(document, found["node"])
+    launcher = _apply_trainer(document, found["launcher"], keeps_resources=not is_node)
+    workers = _apply_trainer_resources(document, found["node"])
     return JobPods((launcher, workers), launcher="launcher", slots=slots, model_uri=model_uri)
 
 
 _CONTAINER_FIELDS = ("command", "args", "image")
 
 
-def _with_trainer(document: Document, group: PodGroup, *, keeps_resources: bool = False) -> PodGroup:
+def _apply_trainer(document: Document, group: PodGroup, *, keeps_resources: bool = False) -> PodGroup:
     """Return the pod group with what a TrainJob sets in the container `node`: `spec.trainer`, overrides and patches."""
     trainer = as_mapping(value_at_path(document, ("spec", "trainer")))
     require_shape(trainer, {"command": [str], "args": [str]}, ("spec", "trainer"))
     pod = dict(group.spec)
-    containers = [dict(item) for item in mappings_in(pod.get("containers"))]
+    containers = [dict(item) for item in list_mappings_in(pod.get("containers"))]
     own = next((item for item in containers if item.get("name") == "node"), None)
     if own is None:
         if len(containers) != 1:
             raise SpecError("spec.runtimeRef", "the runtime has no container named node", "name one so")
         own = containers[0]
     own |= {key: trainer[key] for key in _CONTAINER_FIELDS if trainer.get(key)}
-    own["env"] = [*mappings_in(own.get("env")), *mappings_in(trainer.get("env"))]
+    own["env"] = [*list_mappings_in(own.get("env")), *list_mappings_in(trainer.get("env"))]
     if not keeps_resources and trainer.get("resourcesPerNode"):
         own["resources"] = trainer["resourcesPerNode"]
     for override in _list_overrides(document, group.name):
-        pod["volumes"] = [*mappings_in(pod.get("volumes")), *mappings_in(override.get("volumes"))]
-        for item in mappings_in(override.get("containers")):
+        pod["volumes"] = [*list_mappings_in(pod.get("volumes")), *list_mappings_in(override.get("volumes"))]
+        for item in list_mappings_in(override.get("containers")):
             target = next((one for one in containers if one.get("name") == item.get("name")), None)
             if target is not None:
                 for key in ("env", "volumeMounts"):
-                    target[key] = [*mappings_in(target.get(key)), *mappings_in(item.get(key))]
+                    target[key] = [*list_mappings_in(target.get(key)), *list_mappings_in(item.get(key))]
     return replace(group, spec={**pod, "containers": containers})
 
 
-def _with_resources(document: Document, group: PodGroup) -> PodGroup:
+def _apply_trainer_resources(document: Document, group: PodGroup) -> PodGroup:
     """Return the pod group with the resources of `spec.trainer.resourcesPerNode` in the container `node`."""
     resources = value_at_path(document, ("spec", "trainer", "resourcesPerNode"))
     containers = [
         {**item, "resources": resources} if resources and item.get("name") == "node" else item
-        for item in mappings_in(group.spec.get("containers"))
+        for item in list_mappings_in(group.spec.get("containers"))
     ]
     return replace(group, spec={**group.spec, "containers": containers})
 
 
 def _list_overrides(document: Document, name: str) -> Iterator[Document]:
     spec = as_mapping(document.get("spec"))
-    for item in mappings_in(spec.get("podTemplateOverrides")):
-        if any(one.get("name") == name for one in mappings_in(item.get("targetJobs"))):
+    for item in list_mappings_in(spec.get("podTemplateOverrides")):
+        if any(one.get("name") == name for one in list_mappings_in(item.get("targetJobs"))):
             yield as_mapping(item.get("spec"))
     below: Path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
-    for patch in mappings_in(spec.get("runtimePatches")):
-        for job in mappings_in(value_at_path(patch, below)):
+    for patch in list_mappings_in(spec.get("runtimePatches")):
+        for job in list_mappings_in(value_at_path(patch, below)):
             if job.get("name") == name:
                 yield as_mapping(value_at_path(job, ("template", "spec", "template", "spec")))
 
 
 def _read_volcano_job(document: Document, runtime: Document | None) -> JobPods:
     groups = list[PodGroup]()
-    for index, item in enumerate(mappings_in(value_at_path(document, ("spec", "tasks")))[:MAX_GROUPS]):
+    for index, item in enumerate(list_mappings_in(value_at_path(document, ("spec", "tasks")))[:MAX_GROUPS]):
         path: Path = ("spec", "tasks", index)
         name = str(item.get("name") or f"default{index}")
-        groups.append(_group(document, name, (*path, "template", "spec"), find_count(document, (*path, "replicas"))))
+        groups.append(
+            _read_pod_group(document, name, (*path, "template", "spec"), find_count(document, (*path, "replicas")))
+        )
     plugins = as_mapping(value_at_path(document, ("spec", "plugins")))
     workers = [item for item in groups if item.gpus]
     # An MPI launcher asks for no GPU, and the workers wait for it.
@@ -280,12 +286,12 @@ def _read_ray_cluster(document: Document, runtime: Document | None) -> JobPods:
 
 
 def _read_ray_groups(document: Document, path: Path) -> Iterator[PodGroup]:
-    yield _group(document, "head", (*path, "headGroupSpec", "template", "spec"), 1)
-    for index, item in enumerate(mappings_in(value_at_path(document, (*path, "workerGroupSpecs")))[:MAX_GROUPS]):
+    yield _read_pod_group(document, "head", (*path, "headGroupSpec", "template", "spec"), 1)
+    for index, item in enumerate(list_mappings_in(value_at_path(document, (*path, "workerGroupSpecs")))[:MAX_GROUPS]):
         below: Path = (*path, "workerGroupSpecs", index)
         hosts = find_count(document, (*below, "numOfHosts"))
         count = find_count(document, (*below, "replicas"), find_count(document, (*below, "minReplicas"), 0)) * hosts
-        yield _group(document, str(item.get("groupName", index)), (*below, "template", "spec"), count)
+        yield _read_pod_group(document, str(item.get("groupName", index)), (*below, "template", "spec"), count)
 
 
 def _read_runtime_environment(document: Document) -> dict[str, str]:
@@ -305,27 +311,27 @@ def _read_runtime_environment(document: Document) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _ReadableKind:
     """A kind of job: its API group, the function that finds its pods, and whether advice can place it."""
 
     group: str
     read: Callable[[Document, Document | None], JobPods]
 
 
-KINDS: Mapping[str, _Kind] = {
-    "TrainJob": _Kind("trainer.kubeflow.org", _read_train_job),
-    "PyTorchJob": _Kind("kubeflow.org", _read_pytorch_job),
-    "MPIJob": _Kind("kubeflow.org", _read_mpi_job),
-    "JobSet": _Kind("jobset.x-k8s.io", _read_job_set),
-    "RayJob": _Kind("ray.io", _read_ray_job),
-    "RayCluster": _Kind("ray.io", _read_ray_cluster),
-    "Job": _Kind("batch", _read_batch_job),
+KINDS: Mapping[str, _ReadableKind] = {
+    "TrainJob": _ReadableKind("trainer.kubeflow.org", _read_train_job),
+    "PyTorchJob": _ReadableKind("kubeflow.org", _read_pytorch_job),
+    "MPIJob": _ReadableKind("kubeflow.org", _read_mpi_job),
+    "JobSet": _ReadableKind("jobset.x-k8s.io", _read_job_set),
+    "RayJob": _ReadableKind("ray.io", _read_ray_job),
+    "RayCluster": _ReadableKind("ray.io", _read_ray_cluster),
+    "Job": _ReadableKind("batch", _read_batch_job),
 }
 """Kinds of jobs that can be read, by name. Volcano also has a kind named Job (`_find_kind`)."""
-_VOLCANO = _Kind("batch.volcano.sh", _read_volcano_job)
+_VOLCANO = _ReadableKind("batch.volcano.sh", _read_volcano_job)
 
 
-def _find_kind(document: Document) -> _Kind | None:
+def _find_kind(document: Document) -> _ReadableKind | None:
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     kind = KINDS.get(str(document.get("kind")))
     if document.get("kind") == "Job" and group == _VOLCANO.group:
@@ -333,14 +339,14 @@ def _find_kind(document: Document) -> _Kind | None:
     return kind if kind is not None and kind.group == group else None
 
 
-def is_read(document: Document) -> bool:
+def is_readable_job(document: Document) -> bool:
     """Return whether a document is a job of a kind whose pods can be read."""
     return _find_kind(document) is not None
 
 
 def is_owned(document: Document) -> bool:
     """Return whether another job created this one. Then that job is read instead."""
-    owners = mappings_in(value_at_path(document, ("metadata", "ownerReferences")))
+    owners = list_mappings_in(value_at_path(document, ("metadata", "ownerReferences")))
     return any(item.get("controller") is True and item.get("kind") in KINDS for item in owners)
 
 
@@ -350,13 +356,13 @@ _ENDED = ("Complete", "Completed", "Succeeded", "Failed", "Terminated", "Aborted
 def is_finished(document: Document) -> bool:
     """Return whether a job's status says that it has ended."""
     status = as_mapping(document.get("status"))
-    conditions = mappings_in(status.get("conditions"))
+    conditions = list_mappings_in(status.get("conditions"))
     phase = as_mapping(status.get("state")).get("phase") if isinstance(status.get("state"), Mapping) else None
     ended = any(item.get("type") in _ENDED and item.get("status") == "True" for item in conditions)
     return ended or phase in _ENDED or status.get("jobStatus") in _ENDED
 
 
-def asks_for_gpus(document: Document, runtime: Document | None) -> bool:
+def may_request_gpus(document: Document, runtime: Document | None) -> bool:
     """Return whether a pod of a job requests a GPU, or may do so because the pods cannot be read.
 
     MIG slices, shared GPUs and devices of ResourceClaims count too.
@@ -372,16 +378,16 @@ def asks_for_gpus(document: Document, runtime: Document | None) -> bool:
             groups = find_pods(document, runtime).groups
     except SpecError:
         return True
-    return any(item.count and (item.gpus or _asks_for_other_devices(item)) for item in groups)
+    return any(item.count and (item.gpus or _requests_other_devices(item)) for item in groups)
 
 
-def _asks_for_other_devices(group: PodGroup) -> bool:
+def _requests_other_devices(group: PodGroup) -> bool:
     """Return whether a container requests MIG slices, shared GPUs, or devices of a ResourceClaim."""
     table = read_label_table()
     shared = table.gpu_resource + table.shared_resource_suffix
-    for container in mappings_in(group.spec.get("containers")):
+    for container in list_mappings_in(group.spec.get("containers")):
         resources = as_mapping(container.get("resources"))
-        if mappings_in(resources.get("claims")):
+        if list_mappings_in(resources.get("claims")):
             return True
         for part in ("limits", "requests"):
             for name, amount in as_mapping(resources.get(part)).items():
@@ -392,7 +398,7 @@ def _asks_for_other_devices(group: PodGroup) -> bool:
 
 def find_training_runtime(document: Document) -> tuple[str, str] | None:
     """Return (kind, name) of the runtime of a TrainJob. Return None for other kinds."""
-    if document.get("kind") != "TrainJob" or not is_read(document):
+    if document.get("kind") != "TrainJob" or not is_readable_job(document):
         return None
     kind, name = (value_at_path(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
     return str(kind or "ClusterTrainingRuntime"), str(name or "")

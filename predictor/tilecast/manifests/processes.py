@@ -69,28 +69,28 @@ def count_processes(
     is_launched = bool(pods.launcher) and group.name == pods.launcher
     # The launcher's own variables do not reach the processes in other pods.
     visible = None if is_launched else script.variables.get(_VISIBLE)
-    assumed = _require_visible(_find_visible(line, script) or visible, each, where)
-    counted = _count(line, script, pods, is_launched, seen, count, each, where)
+    assumed = _require_visible_gpus(_find_visible_devices(line, script) or visible, each, where)
+    counted = _count_by_launcher(line, script, pods, is_launched, seen, count, each, where)
     return replace(counted, assumed=(*counted.assumed, *assumed))
 
 
-def _count(
+def _count_by_launcher(
     line: LaunchLine, script: Script, pods: JobPods, is_launched: bool, variables: Mapping[str, str], count: int,
     each: int, where: str,
 ) -> Processes:  # fmt: skip
     if is_launched:
-        return _count_launched(line, script, pods, count, each, where)
+        return _count_from_launcher_pod(line, script, pods, count, each, where)
     if pods.entrypoint is not None:
-        return _count_ray(line, count, each, where)
+        return _count_ray_gpus(line, count, each, where)
     if line.launcher == "torchrun":
-        return _count_torchrun(line, variables, count, each, where)
+        return _count_torchrun_gpus(line, variables, count, each, where)
     if line.launcher == "deepspeed":
         if count > 1 and not {"hostfile", "H", "no-ssh"} & line.options.keys():
             raise SpecError(where, f"names no --hostfile, and {count} pods start it", "name it, or annotate the job")
-        return _count_deepspeed(line, count, each, where)
+        return _count_deepspeed_gpus(line, count, each, where)
     if line.launcher == "accelerate":
-        return _count_accelerate(line, count, each, where)
-    return _count_plain(line, pods, variables, count, each, where)
+        return _count_accelerate_gpus(line, count, each, where)
+    return _count_without_launcher(line, pods, variables, count, each, where)
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -116,7 +116,7 @@ def _list_variables(line: LaunchLine, script: Script, variables: Mapping[str, st
     return found
 
 
-def _find_visible(line: LaunchLine, script: Script) -> str | None:
+def _find_visible_devices(line: LaunchLine, script: Script) -> str | None:
     """Return the value assigned to CUDA_VISIBLE_DEVICES in the command of a launch line, or None."""
     for index in _find_commands(line, script):
         for word in [word for words in (*script.wrappers, script.commands[index]) for word in words]:
@@ -128,7 +128,7 @@ def _find_visible(line: LaunchLine, script: Script) -> str | None:
     return None
 
 
-def _require_visible(value: str | list[str] | None, each: int, where: str) -> tuple[str, ...]:
+def _require_visible_gpus(value: str | list[str] | None, each: int, where: str) -> tuple[str, ...]:
     """Raise SpecError if CUDA_VISIBLE_DEVICES hides GPUs of a pod.
 
     Return a sentence if its value is known only at run time.
@@ -158,7 +158,7 @@ def _parse_count(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,7}", text) and 0 < int(text) <= 2**20 else None
 
 
-def _require_all(started: int, count: int, each: int, where: str) -> None:
+def _require_all_gpus(started: int, count: int, each: int, where: str) -> None:
     if started != count * each:
         problem = f"starts {started} processes, and the pods ask for {count * each} GPUs"
         raise SpecError(where, problem, "make them equal, or annotate the job")
@@ -172,7 +172,7 @@ def _require_nodes(nodes: int, count: int, where: str) -> None:
         raise SpecError(where, f"waits for {nodes} nodes, and there are {count} pods", "make them equal")
 
 
-def _read_world(
+def _read_stated_count(
     stated: int | None, names: Sequence[str], line: LaunchLine, fallback: int, what: str
 ) -> tuple[int | None, tuple[str, ...]]:
     """Return the count that a launch line states, and sentences on assumptions.
@@ -186,10 +186,12 @@ def _read_world(
     return None, ()
 
 
-def _count_torchrun(line: LaunchLine, variables: Mapping[str, str], count: int, each: int, where: str) -> Processes:
+def _count_torchrun_gpus(
+    line: LaunchLine, variables: Mapping[str, str], count: int, each: int, where: str
+) -> Processes:
     options = line.options
     text = variables.get("PET_NNODES", "")
-    nodes, assumed = _read_world(line.nodes, ("nnodes",), line, count, "nodes")
+    nodes, assumed = _read_stated_count(line.nodes, ("nnodes",), line, count, "nodes")
     # An elastic run takes as many nodes as there are pods.
     if ":" in options.get("nnodes", ""):
         nodes = count
@@ -204,7 +206,7 @@ def _count_torchrun(line: LaunchLine, variables: Mapping[str, str], count: int, 
         nodes, assumed = 1, ()
     _require_nodes(nodes or 1, count, where)
     own = options.get("nproc-per-node")
-    processes, more = _read_world(line.gpus_per_node, ("nproc-per-node",), line, each, "processes a pod")
+    processes, more = _read_stated_count(line.gpus_per_node, ("nproc-per-node",), line, each, "processes a pod")
     if processes is None:
         text = own or variables.get("PET_NPROC_PER_NODE", "1")
         if UNKNOWN in text:
@@ -212,18 +214,18 @@ def _count_torchrun(line: LaunchLine, variables: Mapping[str, str], count: int, 
         processes = each if text in _ALL or UNKNOWN in text else _parse_count(text)
     if processes is None:
         raise SpecError(where, f"--nproc-per-node {text[:20]!r} is no count", "give a number")
-    _require_all(processes * count, count, each, where)
+    _require_all_gpus(processes * count, count, each, where)
     return Processes(count * each, each, count, (*assumed, *more))
 
 
-def _count_deepspeed(line: LaunchLine, count: int, each: int, where: str) -> Processes:
+def _count_deepspeed_gpus(line: LaunchLine, count: int, each: int, where: str) -> Processes:
     _require_devices(line, count, each, where)
     left = next((name for name in ("include", "i", "exclude", "e") if name in line.computed), None)
     picked = () if left is None else (f"{'-' * (1 + (len(left) > 1))}{left} is computed by the run: all GPUs assumed.",)
-    processes, more = _read_world(line.gpus_per_node, ("num-gpus",), line, each, "processes a pod")
-    nodes, assumed = _read_world(line.nodes, ("num-nodes", "nnodes"), line, count, "nodes")
+    processes, more = _read_stated_count(line.gpus_per_node, ("num-gpus",), line, each, "processes a pod")
+    nodes, assumed = _read_stated_count(line.nodes, ("num-nodes", "nnodes"), line, count, "nodes")
     _require_nodes(count if nodes is None else nodes, count, where)
-    _require_all((each if processes is None else processes) * count, count, each, where)
+    _require_all_gpus((each if processes is None else processes) * count, count, each, where)
     return Processes(count * each, each, count, (*assumed, *more, *picked))
 
 
@@ -252,36 +254,38 @@ def _require_devices(line: LaunchLine, count: int, each: int, where: str) -> Non
         raise SpecError(where, problem, remedy)
 
 
-def _count_accelerate(line: LaunchLine, count: int, each: int, where: str) -> Processes:
-    total, assumed = _read_world(line.gpus, ("num-processes",), line, count * each, "processes")
+def _count_accelerate_gpus(line: LaunchLine, count: int, each: int, where: str) -> Processes:
+    total, assumed = _read_stated_count(line.gpus, ("num-processes",), line, count * each, "processes")
     if total is None and "config-file" in line.options:
         # The reader compares the configuration's own number.
         return Processes(count * each, each, count)
     if total is None and count > 1:
         raise SpecError(where, f"names no --num_processes, and {count} pods start it", "name it")
-    nodes, more = _read_world(line.nodes, ("num-machines",), line, count, "machines")
+    nodes, more = _read_stated_count(line.nodes, ("num-machines",), line, count, "machines")
     if "config-file" not in line.options:
         _require_nodes(nodes or 1, count, where)
-    _require_all(count * each if total is None else total, count, each, where)
+    _require_all_gpus(count * each if total is None else total, count, each, where)
     return Processes(count * each, each, count, (*assumed, *more))
 
 
-def _count_launched(line: LaunchLine, script: Script, pods: JobPods, count: int, each: int, where: str) -> Processes:
+def _count_from_launcher_pod(
+    line: LaunchLine, script: Script, pods: JobPods, count: int, each: int, where: str
+) -> Processes:
     """Return the GPUs that a launcher pod uses in other pods, by mpirun or by a launcher with a host file."""
     if line.launcher == "deepspeed":
-        return _count_deepspeed(line, count, each, where)
+        return _count_deepspeed_gpus(line, count, each, where)
     if line.launcher:
         remedy = "start it by mpirun or deepspeed, or annotate the job"
         raise SpecError(where, f"{line.launcher} in the launcher's pod starts nothing in the others", remedy)
     calls = _list_mpi_calls(script, line)
-    stated = [_read_mpi(words, count, where) for words in calls]
+    stated = [_count_mpi_ranks(words, count, where) for words in calls]
     for started in {item for item in stated if item is not None}:
         if started:
-            _require_all(started, count, each, where)
+            _require_all_gpus(started, count, each, where)
     if calls and all(stated):
         return Processes(count * each, each, count)
     if calls and None in stated and pods.slots is not None:
-        _require_all(pods.slots * count, count, each, where)
+        _require_all_gpus(pods.slots * count, count, each, where)
         return Processes(count * each, each, count)
     sentence = f"The number of ranks is that of the GPUs: {count * each} assumed."
     return Processes(count * each, each, count, (sentence,))
@@ -304,7 +308,7 @@ def _list_mpi_calls(script: Script, line: LaunchLine) -> list[Sequence[str]]:
     return found
 
 
-def _read_mpi(words: Sequence[str], count: int, where: str) -> int | None:
+def _count_mpi_ranks(words: Sequence[str], count: int, where: str) -> int | None:
     """Return the number of ranks that mpirun starts on `count` pods.
 
     Return None if its options give no number, and 0 if the number is known only at run time.
@@ -348,7 +352,7 @@ def _read_mpi(words: Sequence[str], count: int, where: str) -> int | None:
 _WORKERS = re.compile(r"--(?:num|n)[-_]workers(?:=(\d{1,7}))?")
 
 
-def _count_ray(line: LaunchLine, count: int, each: int, where: str) -> Processes:
+def _count_ray_gpus(line: LaunchLine, count: int, each: int, where: str) -> Processes:
     """Return the GPUs that a job in a Ray cluster uses.
 
     A launcher starts processes only in the pod of the entrypoint. Ray Train starts as many workers as the script says.
@@ -370,7 +374,7 @@ def _count_ray(line: LaunchLine, count: int, each: int, where: str) -> Processes
     raise SpecError(where, problem, "annotate the job with its model and training")
 
 
-def _count_plain(
+def _count_without_launcher(
     line: LaunchLine, pods: JobPods, variables: Mapping[str, str], count: int, each: int, where: str
 ) -> Processes:
     """Return the GPUs of a program without a launcher."""

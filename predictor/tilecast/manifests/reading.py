@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tilecast import readers
 from tilecast.api import documents
-from tilecast.api.fields import Document, as_mapping, mappings_in
+from tilecast.api.fields import Document, as_mapping, list_mappings_in
 from tilecast.jobs.quantities import count_requested_gpus
 from tilecast.jobs.shapes import format_path
 from tilecast.manifests.containers import (
@@ -154,7 +154,7 @@ def read_manifest(
     """Return the training that the pods of a job describe.
 
     Args:
-        document: the job's manifest, of a kind accepted by `is_read`.
+        document: the job's manifest, of a kind accepted by `is_readable_job`.
         runtime: the TrainingRuntime or ClusterTrainingRuntime of a TrainJob, or None.
         config_maps: ConfigMaps of the job's namespace by name. Only those that a pod names are read.
         has_model: whether the job's model is known from elsewhere, such as an annotation.
@@ -171,13 +171,13 @@ def read_manifest(
     found = [_read_group(document, pods, item, given, has_model, lenient) for item in groups]
     first = found[0]
     for other in found[1:]:
-        if _essence(other.launch) != _essence(first.launch):
+        if _list_launch_facts(other.launch) != _list_launch_facts(first.launch):
             problem = f"pods of {first.where} and {other.where} run different commands"
             raise SpecError("spec", problem, "annotate the job with its model and training")
     return first
 
 
-def _essence(launch: LaunchReading) -> tuple[object, ...]:
+def _list_launch_facts(launch: LaunchReading) -> tuple[object, ...]:
     return launch.framework, launch.training, launch.plan, launch.model, launch.model_name, launch.gpus
 
 
@@ -229,7 +229,7 @@ def _choose_container(pods: JobPods, group: PodGroup) -> tuple[int, Document]:
     Raises:
         SpecError: several containers may launch it.
     """
-    containers = mappings_in(group.spec.get("containers"))
+    containers = list_mappings_in(group.spec.get("containers"))
     asking = [index for index, item in enumerate(containers) if count_requested_gpus(item.get("resources"))]
     if (pods.launcher or pods.entrypoint is not None) and not asking:
         asking = list(range(len(containers)))[:1]
@@ -264,13 +264,13 @@ def _find_model(launch: LaunchReading, container: Container, pods: JobPods) -> t
         items = documents.load_documents(text, name, 2**20)
         if len(items) != 1 or not huggingface.is_config(items[0]):
             raise SpecError(name, "describes no model", "give a config.json of Transformers")
-        return replace(launch, model={"huggingFace": {"config": huggingface.without_labels(items[0])}}), ()
+        return replace(launch, model={"huggingFace": {"config": huggingface.remove_label_tables(items[0])}}), ()
     assumed = list[str]()
     if name.rstrip("/").startswith(MODEL_FOLDER) and pods.model_uri.startswith(_HUB):
         name = pods.model_uri.removeprefix(_HUB).strip("/")
         assumed.append(f"{launch.model_name} is {name}, which the initializer loads.")
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
-    known = readers.find_named(name)
+    known = readers.find_preset_in_name(name)
     if known is None and is_path:
         problem = f"names the model by the path {name[:80]!r}, which is not in the manifest"
         raise SpecError(container.where, problem, "annotate the job with tilecast.dev/model")

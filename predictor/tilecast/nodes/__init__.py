@@ -24,7 +24,7 @@ from tilecast.api.base import format_value
 from tilecast.nodes.devices import PublishedDevice
 from tilecast.nodes.discovery import discover_pools, gpupool_document
 from tilecast.nodes.identification import RESOURCE_SLICE
-from tilecast.nodes.labels import choice_labels, gpu_device_classes, gpu_driver, gpu_resource
+from tilecast.nodes.labels import gpu_device_classes, gpu_driver, gpu_resource, node_kind_labels
 from tilecast.nodes.objects import Node, ResourceSlice, read_node, read_resource_slice
 from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes, TopologyLevel
 from tilecast.spec import SpecError
@@ -39,12 +39,12 @@ __all__ = [
     "PublishedDevice",
     "ResourceSlice",
     "TopologyLevel",
-    "choice_labels",
     "discover_pools",
     "gpu_device_classes",
     "gpu_driver",
     "gpu_resource",
     "gpupool_document",
+    "node_kind_labels",
     "parse_objects",
     "read_node",
     "read_resource_slice",

@@ -45,13 +45,13 @@ def assign_nodes(
             else:
                 claims.remembered[name] = (note, spec)
     for name in sorted(claims.specs):
-        own = selected_labels(claims.specs[name])
+        own = get_selected_labels(claims.specs[name])
         for index, item in enumerate(nodes):
             if own and index not in claims.owner and own.items() <= item.labels.items():
                 claims.owner[index] = name
     return claims, invalid
 
 
-def selected_labels(spec: gpu_pool.GPUPoolSpec) -> Mapping[str, str]:
+def get_selected_labels(spec: gpu_pool.GPUPoolSpec) -> Mapping[str, str]:
     """Return the labels by which a GPUPool selects nodes. If it selects no nodes, return an empty mapping."""
     return spec.selector or ({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})

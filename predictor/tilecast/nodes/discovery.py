@@ -14,9 +14,9 @@ from typing import Any
 from tilecast.api import gpu_pool
 from tilecast.api.base import API_VERSION
 from tilecast.nodes import naming
-from tilecast.nodes.claims import ExistingPools, assign_nodes, selected_labels
+from tilecast.nodes.claims import ExistingPools, assign_nodes, get_selected_labels
 from tilecast.nodes.devices import PublishedDevice
-from tilecast.nodes.grouping import group_nodes
+from tilecast.nodes.grouping import build_pool_of_nodes
 from tilecast.nodes.identification import NodeProblem, NodeProperties, identify_node
 from tilecast.nodes.objects import Node, ResourceSlice, read_node, read_resource_slice
 from tilecast.nodes.override import override_pool
@@ -118,7 +118,7 @@ def _list_user_pools(
         members = [index for index, owner in existing.owner.items() if owner == name and index in node_properties]
         try:
             if members:
-                observed = group_nodes(
+                observed = build_pool_of_nodes(
                     members,
                     nodes,
                     node_properties,
@@ -172,7 +172,7 @@ def _list_discovered_pools(
     old = [existing.remembered[names[identity]][1].selector if identity in names else {} for identity in groups]
     select = naming.choose_selectors(nodes, list(groups.values()), old)
     grouped = {
-        identity: group_nodes(members, nodes, node_properties, select[position], usable_only=usable_only)
+        identity: build_pool_of_nodes(members, nodes, node_properties, select[position], usable_only=usable_only)
         for position, (identity, members) in enumerate(groups.items())
     }
     new = {identity: item for identity, item in grouped.items() if identity not in names}
@@ -198,10 +198,10 @@ def _can_get_nodes(name: str, existing: ExistingPools, nodes: Sequence[Node], fo
     GPUPool selects nodes with these labels, or if an existing node matches its selector.
     """
     spec = existing.remembered[name][1]
-    labels = {**selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
+    labels = {**get_selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
     if name in forgotten_pools or not labels or not spec.max_nodes:
         return False
-    if any((own := selected_labels(mine)) and own.items() <= labels.items() for mine in existing.specs.values()):
+    if any((own := get_selected_labels(mine)) and own.items() <= labels.items() for mine in existing.specs.values()):
         return False
     return not any(spec.selector.items() <= item.labels.items() for item in nodes)
 
@@ -229,7 +229,7 @@ def gpupool_document(source: FoundPool) -> dict[str, Any] | None:
     }
     present = {key: value for key, value in spec.items() if value is not None}
     checked = gpu_pool.parse_gpu_pool({**_ENVELOPE, "metadata": {"name": pool.name}, "spec": present})[1]
-    return gpu_pool.discovered_pool(pool.name, checked, source.note)
+    return gpu_pool.build_discovered_pool(pool.name, checked, source.note)
 
 
 _ENVELOPE = {"apiVersion": API_VERSION, "kind": gpu_pool.KIND}

@@ -14,7 +14,7 @@ from tilecast.nodes.report import Facts, FoundPool, TopologyLevel
 from tilecast.nodes.usable import find_usable_nodes
 
 
-def group_nodes(
+def build_pool_of_nodes(
     members: Sequence[int],
     nodes: Sequence[Node],
     node_properties: Mapping[int, NodeProperties],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tilecast.api import gpu_pool
 from tilecast.api.base import format_value
-from tilecast.hardware import Gpu, Link, find_gpu, find_slice, list_mig_profiles
+from tilecast.hardware import Gpu, Link, find_gpu, find_mig_slice, list_mig_profiles
 from tilecast.hardware.instances import (
     NodeType,
     add_gpus_to_machine,
@@ -105,7 +105,7 @@ def identify_node(
         return _explain_unknown_gpu(node, whole)
     if profile and not gpu.mig:
         try:
-            gpu = find_slice(gpu, profile)
+            gpu = find_mig_slice(gpu, profile)
         except SpecError as error:
             remedy = error.remedy if list_mig_profiles(gpu) else "disable MIG on the nodes meant for training"
             return NodeProblem("MigPartitioned", error.problem, remedy)

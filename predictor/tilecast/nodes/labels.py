@@ -176,7 +176,7 @@ def gpu_device_classes() -> tuple[str, str]:
 
 
 @cache
-def choice_labels() -> frozenset[str]:
+def node_kind_labels() -> frozenset[str]:
     """Return the keys of node labels that describe the kind of a GPU node: GPU, count, memory, instance type, spot."""
     table = read_label_table()
     keys = {key for source in table.sources for key in (source.product, source.count, source.memory_mib) if key}

@@ -152,12 +152,14 @@ def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
     capacity = _mapping(document, "capacity", f"{where}: device")
     kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
     shared = {
-        intern(_qualify_name(str(name))): value
+        intern(_qualify_attribute_name(str(name))): value
         for name, given in attributes.items()
         if str(name) not in table.dra_single and (value := _read_attribute(given)) is not None
     }
     sizes = {
-        intern(_qualify_name(str(name))): size for name, given in capacity.items() if (size := _read_capacity(given))
+        intern(_qualify_attribute_name(str(name))): size
+        for name, given in capacity.items()
+        if (size := _read_capacity(given))
     }
     return _intern_device(
         PublishedDevice(
@@ -175,7 +177,7 @@ def _intern_device(device: PublishedDevice) -> PublishedDevice:
     return device
 
 
-def _qualify_name(name: str) -> str:
+def _qualify_attribute_name(name: str) -> str:
     return name if "/" in name else f"{read_label_table().dra_driver}/{name}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilecast.api.base import format_value
 from tilecast.api.gpu_pool import NODE_TYPE_LABEL, GPUPoolSpec, PoolLinks, find_pool_link
-from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, find_slice
+from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, find_mig_slice
 from tilecast.hardware.instances import NodeType, add_gpus_to_machine, find_default_network, find_node_type
 from tilecast.nodes.report import Facts
 from tilecast.spec import SpecError
@@ -50,7 +50,7 @@ def override_pool(
     selector = dict(spec.selector) or (dict(observed.node_selector) if observed else {NODE_TYPE_LABEL: node_type})
     tolerations: tuple[Mapping[str, str], ...] = observed.tolerations if observed else ()
     if spec.tolerations is not None:
-        tolerations = tuple(item.plain() for item in spec.tolerations)
+        tolerations = tuple(item.to_pod_toleration() for item in spec.tolerations)
     return Pool(
         name=name,
         gpu=gpu,
@@ -130,7 +130,7 @@ class _PoolMerge:
             self.facts["intraNode"] = (intra.name, source)
             self.facts.pop("nvlinkDomain", None)
         if stated.nvlink_domain:
-            intra, source = _widen_domain(intra, stated.nvlink_domain), self.source
+            intra, source = _with_nvlink_domain(intra, stated.nvlink_domain), self.source
             self.facts["nvlinkDomain"] = (str(intra.domain), source)
         elif source and not gpu.mig and intra.domain > gpus_per_node and intra.beyond is None:
             self.facts["nvlinkDomain"] = (str(intra.domain), source)
@@ -168,12 +168,12 @@ class _PoolMerge:
 
 def _find_mig_slice(gpu: Gpu, profile: str) -> Gpu:
     try:
-        return find_slice(gpu, profile)
+        return find_mig_slice(gpu, profile)
     except SpecError as error:
         raise SpecError("spec.mig", error.problem, error.remedy) from None
 
 
-def _widen_domain(intra: Link, domain: int) -> Link:
+def _with_nvlink_domain(intra: Link, domain: int) -> Link:
     """Return the link with an NVLink domain of `domain` GPUs, which may span several nodes."""
     if intra.kind != "nvlink" or intra.wired or intra.beyond:
         remedy = "drop it, or name an NVLink with switches in spec.links.intraNode, for instance nvlink5-nvl72"

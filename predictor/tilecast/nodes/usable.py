@@ -50,9 +50,9 @@ def find_usable_nodes(
         remarks.append(f"{_name_nodes(names, members)} {reason}{' and not counted' if usable_only else ''}")
     if usable_only and size < whole:
         remarks.append(f"pods may use {size} of the {whole} GPUs of a node; so many are counted")
-    remarks += _remark_on_unoffered_gpus(members, node_properties)
-    remarks += _remark_on_mig_slices(members)
-    remarks += _remark_on_taints(members)
+    remarks += _describe_unoffered_gpus(members, node_properties)
+    remarks += _describe_mig_slices(members)
+    remarks += _describe_taints(members)
     return UsableNodes(size, len(members) - sum(map(len, why.values())), tuple(remarks))
 
 
@@ -91,7 +91,7 @@ def _is_or_are(amount: int) -> str:
     return "is" if amount == 1 else "are"
 
 
-def _remark_on_unoffered_gpus(members: Sequence[Node], node_properties: Sequence[NodeProperties]) -> list[str]:
+def _describe_unoffered_gpus(members: Sequence[Node], node_properties: Sequence[NodeProperties]) -> list[str]:
     """Return remarks on nodes whose GPUs no device plugin offers to pods.
 
     Nodes that report no capacity at all get no remark.
@@ -108,7 +108,7 @@ def _remark_on_unoffered_gpus(members: Sequence[Node], node_properties: Sequence
     return [f"{_name_nodes(names, members)} without {resource}: no device plugin offers it; counted by {source}"]
 
 
-def _remark_on_mig_slices(members: Sequence[Node]) -> list[str]:
+def _describe_mig_slices(members: Sequence[Node]) -> list[str]:
     """Return remarks on nodes that offer whole GPUs and also MIG slices."""
     both = [item for item in members if item.gpus and item.slices]
     if not both:
@@ -122,7 +122,7 @@ def _remark_on_mig_slices(members: Sequence[Node]) -> list[str]:
     return [f"{_name_nodes(names, members)} {remark}"]
 
 
-def _remark_on_taints(members: Sequence[Node]) -> list[str]:
+def _describe_taints(members: Sequence[Node]) -> list[str]:
     """Return remarks on the taints of the nodes that a job has to tolerate."""
     taints = Counter(taint for item in members for taint in item.taints if taint[2] != "PreferNoSchedule")
     remarks = []

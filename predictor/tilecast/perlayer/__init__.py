@@ -29,7 +29,7 @@ from tilecast.graph import Graph
 from tilecast.hardware import Pool
 from tilecast.perlayer.costs import BlockCosts, block_costs, exposed_seconds, find_block_index, resharding_seconds
 from tilecast.perlayer.cut import PipelineCut, cut_pipeline
-from tilecast.recomputation import names_modules
+from tilecast.recomputation import is_module_set
 from tilecast.search import NO_LIMITS, Dimension, PlanLimits
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError, Workload
 from tilecast.step import blocks, replicas, weights
@@ -104,7 +104,7 @@ class PerLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyCosts:
+class StrategyFamilyCosts:
     """Costs of each of a model's N blocks under the S strategies of one family. Only these may be mixed in a plan.
 
     `chain` has all costs. They include `resharding_s`, (N - 1, S, S): the seconds in which activations move between the
@@ -136,7 +136,7 @@ def find_best_strategies(
     Raises:
         SpecError: the job does not train, the job offloads, or the GPU does not support its precision.
     """
-    best_path: tuple[float, FamilyCosts, Ints] | None = None
+    best_path: tuple[float, StrategyFamilyCosts, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
     limit = bound = np.inf
     every = StrategyFamilies.from_job(workload, pool, gpus, limits, vary)
@@ -145,19 +145,19 @@ def find_best_strategies(
     graph, order = every.graph, every.order
     seconds = every.uniform_s()
     for rows in sorted(every.iterate_families(), key=lambda rows: float(seconds[rows].min())):
-        family = every.cost_family(every.select_promising(rows, seconds))
+        family = every.price_family(every.select_promising_strategies(rows, seconds))
         row, same_s = find_fastest_uniform(family.chain)
         if row is not None and (uniform is None or same_s < uniform[0]):
             uniform = same_s, family.plans.row(row)
-        for part in _chains_with_tied_ends(workload, graph, order, family):
-            path = chain.cheapest(part, limit_s=limit)
+        for part in _iterate_chains_with_tied_ends(workload, graph, order, family):
+            path = chain.find_cheapest_path(part, limit_s=limit)
             if path is not None:
                 bound, limit = min(bound, path.bound), path.cost
                 best_path = path.cost, family, _group_equal_strategies(part, order, path.strategies)
     if best_path is None:
         return None
     _, family, used = best_path
-    cost_s, held_bytes = chain.price(family.chain, used)
+    cost_s, held_bytes = chain.price_strategies(family.chain, used)
     links = np.arange(len(used) - 1)
     groups = _make_layer_groups(graph, order, family.plans, used)
     fixed_s = weights.host_seconds_per_step(workload, graph, constants.shipped_constants())
@@ -173,7 +173,7 @@ def find_best_strategies(
         uniform_s=uniform[0] + fixed_s if uniform else None,
         resharding_s=float(family.resharding_s[links, used[:-1], used[1:]].sum()),
         bound_s=bound + fixed_s,
-        varies=_varying_dimensions(groups),
+        varies=_find_varying_dimensions(groups),
     )
 
 
@@ -210,10 +210,10 @@ class StrategyFamilies:
             raise SpecError("spec.training.offload", "is not priced per layer", "price it without, or leave it out")
         if variable is None:
             named = workload.framework
-            variable = tuple(DIMENSIONS) if named is None else search.abilities(named).per_layer
+            variable = tuple(DIMENSIONS) if named is None else search.find_framework_features(named).per_layer
         plans = search.enumerate_plans(workload, pool, replace(limits, gpus=gpus))
         # No framework recomputes modules of some layers and whole other layers.
-        plans = plans.take((plans.pipeline == 1) & ~names_modules(plans.checkpointing)) if len(plans) else plans
+        plans = plans.take((plans.pipeline == 1) & ~is_module_set(plans.checkpointing)) if len(plans) else plans
         if not len(plans):
             return None
         fitted = constants.shipped_constants()
@@ -255,7 +255,7 @@ class StrategyFamilies:
             )
         return np.asarray(total)
 
-    def select_promising(self, rows: Ints, seconds: Floats) -> Ints:
+    def select_promising_strategies(self, rows: Ints, seconds: Floats) -> Ints:
         """Return at most `MOST_STRATEGIES` rows: the fastest strategies and the one with least memory.
 
         Args:
@@ -268,7 +268,7 @@ class StrategyFamilies:
         held = self.costs.held_bytes[self.order].sum(axis=0) + self.costs.working_bytes.max(axis=0)
         return np.unique(np.append(fast, rows[held[rows].argmin()]))
 
-    def cost_family(self, rows: Ints) -> FamilyCosts:
+    def price_family(self, rows: Ints) -> StrategyFamilyCosts:
         """Return the costs of the model's blocks under the strategies at the indexes `rows` of `plans`."""
         plans, costs, order, pool = self.plans.take(rows), self.costs.take(rows), self.order, self.pool
         straggle = replicas.straggler_factor(self.workload, plans, self.fitted)
@@ -285,7 +285,7 @@ class StrategyFamilies:
         budget = memory.usable_bytes(pool.gpu) - memory.shared_context_bytes(self.workload, plans, pool.gpu)
         change = np.array(pass_s)[where.ravel()] + moves
         whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
-        return FamilyCosts(plans, whole, moves)
+        return StrategyFamilyCosts(plans, whole, moves)
 
 
 _COMMUNICATING = ("data", "tensor", "context", "expert")
@@ -304,7 +304,9 @@ def find_fastest_uniform(links: Chain) -> tuple[int | None, float]:
     return (row if np.isfinite(seconds[row]) else None), float(seconds[row])
 
 
-def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family: FamilyCosts) -> Iterator[Chain]:
+def _iterate_chains_with_tied_ends(
+    workload: Workload, graph: Graph, order: Ints, family: StrategyFamilyCosts
+) -> Iterator[Chain]:
     """Yield the chains of a family to solve, one for each layout if the head shares its weights with the embedding.
 
     A layout is a tensor degree with a ZeRO stage. In each chain, embedding and head use only strategies of that layout.
@@ -333,14 +335,14 @@ def _group_equal_strategies(links: Chain, order: Ints, strategies: Ints) -> Ints
     Only consecutive equal blocks swap strategies. A swap is kept if it fits in memory and adds at most
     `REORDERING_TOLERANCE` to the step time.
     """
-    most = chain.price(links, strategies)[0] * (1 + REORDERING_TOLERANCE)
+    most = chain.price_strategies(links, strategies)[0] * (1 + REORDERING_TOLERANCE)
     edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
     for start, end in pairwise(edges):
         part = np.sort(strategies[start:end])
         trials = np.array(
             [np.concatenate([strategies[:start], strategy, strategies[end:]]) for strategy in (part, part[::-1])]
         )
-        cost_s, held_bytes = chain.price(links, trials)
+        cost_s, held_bytes = chain.price_strategies(links, trials)
         tidy = int(np.argmin(cost_s))
         if cost_s[tidy] <= most and held_bytes[tidy] <= links.budget:
             strategies = trials[tidy]
@@ -368,15 +370,15 @@ def _make_layer_groups(graph: Graph, order: Ints, plans: Plans, strategies: Ints
     return tuple(LayerGroup(name, tuple(layers), plan) for (name, plan), layers in groups.items())
 
 
-def _varying_dimensions(groups: tuple[LayerGroup, ...]) -> tuple[Dimension, ...]:
+def _find_varying_dimensions(groups: tuple[LayerGroup, ...]) -> tuple[Dimension, ...]:
     """Return the dimensions in which the plans of layer groups differ."""
 
-    def differ(columns: tuple[str, ...], among: tuple[LayerGroup, ...]) -> bool:
+    def is_varying(columns: tuple[str, ...], among: tuple[LayerGroup, ...]) -> bool:
         return len({tuple(getattr(group.plan, column) for column in columns) for group in among}) > 1
 
     layers = tuple(group for group in groups if group.layers)
     return tuple(
         dimension
         for dimension, columns in DIMENSIONS.items()
-        if differ(columns, layers if dimension in ("recomputation", "expert") else groups)
+        if is_varying(columns, layers if dimension in ("recomputation", "expert") else groups)
     )

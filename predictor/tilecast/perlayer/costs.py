@@ -77,7 +77,7 @@ def block_costs(
         once_s = weights.optimizer_seconds(workload, whole, plans, pool.gpu, fitted)
         once_s = once_s + weights.gradient_wait_seconds(workload, alone.graph, plans, fitted)
         copied_s = weights.copy_seconds(workload, whole, plans, weight_copy_bytes_per_s)
-        sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
+        sync = replicas.fullest_stage_sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.sum_fullest_stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
         bill = memory.footprint(workload, alone, plans, pool.gpu, updates=False)
@@ -157,7 +157,7 @@ def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
     differ = degree | (whole[before] != whole[after])
 
     def seconds_of(collective: str, ranks: Floats, size: Floats) -> Floats:
-        group = placement.communication_group(ranks, np.ones(count * count), plans.gpus[after], pool)
+        group = placement.build_communication_group(ranks, np.ones(count * count), plans.gpus[after], pool)
         return collectives.fastest_collective_s(collective, size, group, pool.intra, pool.inter)
 
     holders = plans.tensor * plans.context

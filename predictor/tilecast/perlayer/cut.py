@@ -49,7 +49,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
     depth = len(order) - sum(ends)
 
-    def fold_ends(column: Floats) -> Floats:
+    def add_end_blocks(column: Floats) -> Floats:
         """Return the value of each layer, (L,). Blocks before and after the layers are added to the end layers."""
         every = column[order]
         layers = every[ends[0] : ends[0] + depth].copy()
@@ -59,21 +59,23 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
 
     def sum_between(column: Floats) -> Floats:
         """Return the sum over layers i to j - 1 at [i, j], (L + 1, L + 1)."""
-        upto = np.concatenate([[0.0], np.cumsum(fold_ends(column))])
+        upto = np.concatenate([[0.0], np.cumsum(add_end_blocks(column))])
         return np.asarray(upto[None, :] - upto[:, None])
 
     count = plan.pipeline
     alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
     spread = 1 + constants.shipped_constants().device_memory.fragmentation
     room = memory.usable_bytes(pool.gpu) - memory.context_bytes(workload, plans, pool.gpu)[0] - working.max() * spread
-    cost = fold_ends(seconds)
-    first = chain.cut(cost, sum_between(static) + alive * sum_between(activations) * spread <= room, count)
+    cost = add_end_blocks(seconds)
+    first = chain.find_stage_starts(
+        cost, sum_between(static) + alive * sum_between(activations) * spread <= room, count
+    )
     if first is None or depth % count:
         return None
     straggle = float(replicas.straggler_factor(workload, plans, fitted)[0])
     repeats = plan.gradient_accumulation
 
-    def slowest(starts: Ints) -> float:
+    def slowest_stage_s(starts: Ints) -> float:
         """Return the seconds of the slowest stage if stages begin at the layers `starts`."""
         return float(np.add.reduceat(cost, starts).max())
 
@@ -81,8 +83,8 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     return PipelineCut(
         plan=plan,
         layers=tuple(np.diff([*first, depth]).tolist()),
-        step_s=((repeats - 1) * slowest(first) + cost.sum()) * straggle,
-        even_s=((repeats - 1) * slowest(even) + cost.sum()) * straggle,
+        step_s=((repeats - 1) * slowest_stage_s(first) + cost.sum()) * straggle,
+        even_s=((repeats - 1) * slowest_stage_s(even) + cost.sum()) * straggle,
     )
 
 

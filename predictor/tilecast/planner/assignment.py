@@ -169,7 +169,11 @@ class Assignment:
         """
         columns, options, rows = self.columns, np.array(chosen), np.array(jobs)
         tasks = _build_pool_tasks(columns, pool, rows, options)
-        simulation = self._resume_pool(pool, rows, tasks, moves) if moves else simulate_pool(columns.pools[pool], tasks)
+        simulation = (
+            self._resume_pool_simulation(pool, rows, tasks, moves)
+            if moves
+            else simulate_pool(columns.pools[pool], tasks)
+        )
         finish = np.array(simulation.begin) + columns.seconds[options]
         peaks, sums = self.policy.terms(columns, rows, options, finish)
         peak = -math.inf if peaks is None else float(peaks.max())
@@ -177,7 +181,9 @@ class Assignment:
         missed = float(columns.weight[rows] @ (finish > due * (1 + 1e-9))) if due.min() < math.inf else 0.0
         return PoolTimeline(jobs, finish, missed, peak, tuple(float(column.sum()) for column in sums), simulation)
 
-    def _resume_pool(self, pool: int, rows: Ints, tasks: PoolTasks, moves: Mapping[int, int]) -> PoolSimulation:
+    def _resume_pool_simulation(
+        self, pool: int, rows: Ints, tasks: PoolTasks, moves: Mapping[int, int]
+    ) -> PoolSimulation:
         """Return the simulation of a pool after moves, resumed from the last stored state that no move can affect.
 
         Args:

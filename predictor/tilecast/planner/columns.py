@@ -52,7 +52,7 @@ class QueueColumns:
     def pools(self) -> tuple[PoolCapacity, ...]:
         return self.problem.pools
 
-    def options_of(self, job: int) -> range:
+    def get_option_range(self, job: int) -> range:
         """Return the indices of a job's options in the arrays over options."""
         return range(self.first[job], self.first[job + 1])
 
@@ -98,7 +98,7 @@ def build_columns(problem: QueueProblem) -> QueueColumns:
     # A class of equal jobs is what they need, and where they are.
     kinds, needs = dict[tuple[tuple[object, ...], object, bool], int](), dict[tuple[object, ...], int]()
     kind = [
-        kinds.setdefault(((index, *_list_need_properties(job)), job.present, job.is_advised), len(kinds))
+        kinds.setdefault(((index, *_list_bounding_properties(job)), job.present, job.is_advised), len(kinds))
         for job, index in zip(jobs, which, strict=True)
     ]
     need_of = [needs.setdefault(wants, len(needs)) for wants, _, _ in kinds]
@@ -177,7 +177,7 @@ def _find_present_options(
     return np.where(found < 0, -1, first + found)
 
 
-def _list_need_properties(job: QueuedJob) -> tuple[object, ...]:
+def _list_bounding_properties(job: QueuedJob) -> tuple[object, ...]:
     """Return the properties, besides options, that bound a job's earliest end and its cost."""
     return job.weight, job.priority, job.queue, job.deadline_s, job.is_running
 

@@ -70,7 +70,7 @@ class SubmittedJob:
     """How late the job ends where it finishes first, and what would make it on time; None if it ends in time."""
 
 
-def enter_job(solution: QueueSolution, job: QueuedJob | UnplannedJob) -> SubmittedJob:
+def forecast_submitted_job(solution: QueueSolution, job: QueuedJob | UnplannedJob) -> SubmittedJob:
     """Return when one more job would start and end on each pool. The other jobs keep their planned options.
 
     In Kueue's order, the job's turn follows from priority and arrival. In a free order, it follows from the policy's
@@ -95,7 +95,9 @@ def enter_job(solution: QueueSolution, job: QueuedJob | UnplannedJob) -> Submitt
     plans = simulate_ends(columns, solution.policy, chosen.tolist())
     before = np.insert(solution.finish, row, np.inf)
     due = float(columns.due[row])
-    entries = _keep_first_to_finish([_enter_pool(plans, row, option, before) for option in columns.options_of(row)])
+    entries = _keep_first_to_finish(
+        [_forecast_pool_entry(plans, row, option, before) for option in columns.get_option_range(row)]
+    )
     if np.isfinite(due):
         entries = tuple(replace(item, late_s=_count_late_seconds(columns, row, item.finish_s)) for item in entries)
     return SubmittedJob(job.name, entries, refusal, find_lateness(columns, row, entries[0].finish_s))
@@ -128,7 +130,7 @@ def list_waiting_ends(solution: QueueSolution, effort: int = EFFORT) -> dict[int
             break
         planned = solution.option[row]
         ends = [PoolEnd(columns.options[planned], float(solution.finish[row]))]
-        for option in columns.options_of(row):
+        for option in columns.get_option_range(row):
             if columns.pool[option] != columns.pool[planned]:
                 line = plan.try_moves({row: option})[1][int(columns.pool[option])]
                 ends.append(PoolEnd(columns.options[option], float(line.finish[bisect_left(line.jobs, row)])))
@@ -150,7 +152,7 @@ def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
         return build_columns(sort_jobs(larger, [item.arrival_s for item in larger.jobs]))
     columns = build_columns(larger)
     row = len(problem.jobs)
-    options = np.array(columns.options_of(row))
+    options = np.array(columns.get_option_range(row))
     lowest = int(options[np.argmin(smith_ratio(columns, options))])
     chosen = np.append(np.array(solution.option, dtype=int), lowest)
     rank = solution.policy.rank(columns, chosen, solution.score[solution.policy.deciding])
@@ -161,7 +163,7 @@ def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
     return build_columns(sort_jobs(larger, [*map(float, range(row)), turn - 0.5]))
 
 
-def _enter_pool(plans: Sequence[Assignment], row: int, option: int, before: Floats) -> PoolEntry:
+def _forecast_pool_entry(plans: Sequence[Assignment], row: int, option: int, before: Floats) -> PoolEntry:
     """Return the entry of a job with one of its options.
 
     Args:

@@ -36,7 +36,7 @@ def swap_within_owners(current: Assignment, effort: int) -> None:
                 if current.simulated >= stop:
                     return
                 score, changed = current.try_moves(moves)
-                is_wished = _may_get_score(current, score) and _is_gain_of_owner(
+                is_wished = _may_reach_score(current, score) and _is_gain_of_owner(
                     current, changed, members, (job, other)
                 )
                 if is_wished and not _delays_others(current, changed, members):
@@ -81,7 +81,7 @@ def _list_promising_swaps(current: Assignment, members: Sequence[int], job: int)
 def _find_option(columns: QueueColumns, job: int, other_option: int) -> int | None:
     """Return the index of a job's option with the pool and GPU count of `other_option`, or None."""
     place = columns.pool[other_option], columns.gpus[other_option]
-    return next((one for one in columns.options_of(job) if (columns.pool[one], columns.gpus[one]) == place), None)
+    return next((one for one in columns.get_option_range(job) if (columns.pool[one], columns.gpus[one]) == place), None)
 
 
 def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Floats, Floats]:
@@ -92,7 +92,7 @@ def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> t
     return before, after
 
 
-def _may_get_score(current: Assignment, score: QueueScore) -> bool:
+def _may_reach_score(current: Assignment, score: QueueScore) -> bool:
     """Return whether a swap may change the plan's score to `score`.
 
     No policy allows more missed deadlines. The completion policy allows any mean completion time, because an owner may

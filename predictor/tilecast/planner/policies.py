@@ -45,7 +45,7 @@ class QueuePolicy:
     needs_price: bool = False
 
 
-def _completion_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+def _completion_score_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     return None, (_completion_fraction(columns, jobs, finish), columns.cost[options])
 
 
@@ -54,15 +54,15 @@ def _completion_fraction(columns: QueueColumns, jobs: Ints, finish: Floats) -> F
     return np.asarray(columns.share[jobs] * (finish - columns.arrival[jobs]))
 
 
-def _makespan_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+def _makespan_score_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     return finish, (_completion_fraction(columns, jobs, finish), columns.cost[options])
 
 
-def _cost_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+def _cost_score_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     return None, (columns.cost[options], _completion_fraction(columns, jobs, finish))
 
 
-def _fairness_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+def _fairness_score_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     ratio = (finish - columns.arrival[jobs]) / columns.alone[jobs]
     return ratio, (ratio / len(columns.weight), columns.cost[options])
 
@@ -90,22 +90,22 @@ POLICIES: dict[str, QueuePolicy] = {
     record.name: record
     for record in (
         QueuePolicy(
-            "completion", "the least weighted mean of completion times", _completion_terms, _completion_stake,
+            "completion", "the least weighted mean of completion times", _completion_score_terms, _completion_stake,
             lambda columns, options, value: smith_ratio(columns, options),
         ),
         QueuePolicy(
-            "makespan", "the earliest end of the last job", _makespan_terms,
+            "makespan", "the earliest end of the last job", _makespan_score_terms,
             lambda columns, job, option, ratio: float(columns.seconds[option] * ratio),
             lambda columns, options, value: -columns.seconds[options],
         ),
         QueuePolicy(
-            "cost", "the least cost", _cost_terms,
+            "cost", "the least cost", _cost_score_terms,
             lambda columns, job, option, ratio: float(columns.cost[option] * ratio),
             lambda columns, options, value: smith_ratio(columns, options),
             unit="price", needs_price=True,
         ),
         QueuePolicy(
-            "fairness", "the least of the largest finish-time fairness ratio", _fairness_terms, _fairness_stake,
+            "fairness", "the least of the largest finish-time fairness ratio", _fairness_score_terms, _fairness_stake,
             lambda columns, options, value: columns.arrival + value * columns.alone - columns.seconds[options],
             unit="ratio",
         ),

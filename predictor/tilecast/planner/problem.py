@@ -206,7 +206,7 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJ
             undominated_options[key] = job.options if kept == job.options else kept
         options = undominated_options[key]
         if not options:
-            refused.append(_refuse_job(job, by_name))
+            refused.append(_build_refusal(job, by_name))
             continue
         feasible = job if options is job.options else replace(job, options=options)
         if job.deadline_s is not None and job.deadline_s <= 0:
@@ -259,7 +259,7 @@ def _explain_impossible_option(job: QueuedJob, option: JobOption, pools: Mapping
     return ""
 
 
-def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> UnplannedJob:
+def _build_refusal(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> UnplannedJob:
     """Return the refusal of a job that has no possible option. It names the reason against each option."""
     reasons = list(dict.fromkeys(_explain_impossible_option(job, option, pools) for option in job.options))
     if not reasons:

@@ -34,7 +34,7 @@ class TimeRanges:
 
 
 @cache
-def shipped_common() -> float:
+def shipped_common_share() -> float:
     """Return the share of a forecast's width that all jobs of a queue have in common, from `ranges.toml`."""
     return NumbersFile.read_shipped("tilecast.planner", "ranges.toml").read_numbers("starts", ("common",))["common"]
 
@@ -81,9 +81,9 @@ def find_pool_ranges(columns: QueueColumns, options: Ints, finish: Sequence[Floa
     chosen = [columns.options[item] for item in options.tolist()]
     run = [columns.seconds[options], *(np.array([getattr(item, name) for item in chosen]) for name in _ENDS)]
     start, early, late = (np.maximum(end - taken, 0.0) for end, taken in zip(finish, run, strict=True))
-    share = share_of_width(start, run[0] * columns.gpus[options])
-    low = _narrow(start, np.minimum(np.minimum(early, late), start), share)
-    high = _narrow(start, np.maximum(np.maximum(early, late), start), share)
+    share = start_width_share(start, run[0] * columns.gpus[options])
+    low = _interpolate(start, np.minimum(np.minimum(early, late), start), share)
+    high = _interpolate(start, np.maximum(np.maximum(early, late), start), share)
     return TimeRanges(
         start,
         low,
@@ -97,7 +97,7 @@ def find_pool_ranges(columns: QueueColumns, options: Ints, finish: Sequence[Floa
 _ENDS = "lower_s", "upper_s"
 
 
-def share_of_width(start: Floats, work: Floats) -> Floats:
+def start_width_share(start: Floats, work: Floats) -> Floats:
     """Return the part of a forecast's width by which the start of each job of a pool may be wrong, (k,).
 
     The errors of the jobs that start earlier are in part common, and in part each job's own, which add in quadrature
@@ -111,17 +111,17 @@ def share_of_width(start: Floats, work: Floats) -> Floats:
     total, squares = (np.append(0.0, np.cumsum(work[order] ** power)) for power in (1, 2))
     ahead = np.searchsorted(start[order], start * (1 - 1e-9) - 1e-9)
     own = np.divide(squares[ahead], total[ahead] ** 2, out=np.ones(len(start)), where=total[ahead] > 0)
-    common = shipped_common()
+    common = shipped_common_share()
     return np.asarray(np.sqrt(common**2 + (1 - common**2) * own))
 
 
 def _combine_half_widths(start: Floats, run: Floats, share: Floats) -> Floats:
     """Return the half-width of each end, from those of start and run, of which the common part is the same, (k,)."""
-    correlation = shipped_common() ** 2 / share
+    correlation = shipped_common_share() ** 2 / share
     return np.asarray(np.sqrt(start**2 + run**2 + 2 * correlation * start * run))
 
 
-def _narrow(start: Floats, end: Floats, share: Floats) -> Floats:
+def _interpolate(start: Floats, end: Floats, share: Floats) -> Floats:
     """Return the value that is the part `share` of the way from `start` to `end`, by their logarithms if it can."""
     is_positive = (start > 0) & (end > 0) & np.isfinite(start) & np.isfinite(end)
     ratio = np.divide(end, start, out=np.ones(len(start)), where=is_positive)

@@ -48,12 +48,12 @@ def choose_cheapest(columns: QueueColumns) -> list[int]:
 
 def choose_earliest(columns: QueueColumns) -> list[int]:
     """Return for each job the option with the earliest end, if jobs choose one after another in queue order."""
-    lines = [_FreeTimes(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
+    lines = [_GpuFreeTimes(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
     chosen = []
     for job in range(len(columns.weight)):
         begin = max(float(columns.arrival[job]), 0.0)
         best, ends = -1, (math.inf, 0)
-        for item in columns.options_of(job):
+        for item in columns.get_option_range(job):
             gpus = int(columns.gpus[item])
             after = (max(lines[columns.pool[item]].find_free_time(gpus), begin) + columns.seconds[item], gpus)
             if best < 0 or after < ends:
@@ -63,7 +63,7 @@ def choose_earliest(columns: QueueColumns) -> list[int]:
     return chosen
 
 
-class _FreeTimes:
+class _GpuFreeTimes:
     """Times in seconds at which each GPU of a pool becomes free, if jobs start strictly in order."""
 
     def __init__(self, free: np.ndarray, per_node: int) -> None:
@@ -108,7 +108,7 @@ def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
     GPUs that it requests, or the nearest number for which it has an option on the pool.
     """
     count = len(columns.weight)
-    rooms = [_PoolRoom(FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
+    rooms = [_FreePoolCapacity(FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
     option, finish = [-1] * count, np.full(count, math.inf)
     coming = sorted((max(float(at), 0.0), job) for job, at in enumerate(columns.arrival))
     waiting, running = dict[int, list[int]](), list[tuple[float, int, list[int]]]()
@@ -145,7 +145,7 @@ def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
 
 
 @dataclass(slots=True)
-class _PoolRoom:
+class _FreePoolCapacity:
     """Free GPUs of a pool and unused quotas of queues during a simulation."""
 
     nodes: FreeNodes
@@ -186,7 +186,7 @@ def _list_kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int,
 
     Each option is a tuple (pool index, GPUs, position among the options of the job).
     """
-    options = columns.options_of(job)
+    options = columns.get_option_range(job)
     present = int(columns.present[job])
     is_own = present >= 0 and not columns.problem.jobs[job].is_advised
     own = present if is_own else min(options, key=lambda item: columns.seconds[item])

@@ -196,7 +196,7 @@ class _StartRules:
                 continue
             for index, pool in enumerate(columns.pools):
                 here = on_pool[index]
-                earlier, own = here[: np.searchsorted(here, columns.first[job])], columns.options_of(job)
+                earlier, own = here[: np.searchsorted(here, columns.first[job])], columns.get_option_range(job)
                 own = np.arange(own.start, own.stop)[columns.pool[own.start : own.stop] == index]
                 if queued.queue in pool.quotas or not len(own):
                     continue

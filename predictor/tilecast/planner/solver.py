@@ -274,10 +274,10 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
     some = columns.select_options(kept)
     start = _choose_starting_plan(some, first.policy)
     for seed in range(_ANNEALED_RUNS):
-        found = _anneal_plan(start, _budget_annealing(effort, len(kept)), seed, _TEMPERATURES)
+        found = _anneal_plan(start, _make_annealing_budget(effort, len(kept)), seed, _TEMPERATURES)
         if is_better_score(found.score, best.score):
             best = Assignment(columns, first.policy, kept[found.option].tolist())
-    again = _anneal_plan(best, _budget_annealing(effort, len(columns.options)), 0, _TEMPERATURES_AGAIN)
+    again = _anneal_plan(best, _make_annealing_budget(effort, len(columns.options)), 0, _TEMPERATURES_AGAIN)
     best = again if is_better_score(again.score, best.score) else best
     current = best.copy()
     _improve_plan(current, _TrialBudget(int(effort * _IMPROVED)))
@@ -294,7 +294,7 @@ def _restart_search(first: Assignment, budget: _TrialBudget) -> Assignment:
             break
         other = best.copy()
         jobs = draw.sample(range(len(other.option)), draw.randint(1, min(len(other.option), _RESTART_MOVES)))
-        moves = {job: draw.choice(other.columns.options_of(job)) for job in jobs}
+        moves = {job: draw.choice(other.columns.get_option_range(job)) for job in jobs}
         other.apply_moves(moves, other.try_moves(moves)[1])
         _improve_plan(other, budget)
         if is_better_score(other.score, best.score):
@@ -313,7 +313,7 @@ def _list_usual_options(columns: QueueColumns) -> Ints:
     return np.flatnonzero(is_kept)
 
 
-def _budget_annealing(effort: int, options: int) -> _TrialBudget:
+def _make_annealing_budget(effort: int, options: int) -> _TrialBudget:
     """Return the budget of one run of simulated annealing over a number of options."""
     return _TrialBudget(min(int(effort * _ANNEALED), 2 * _TRIAL * _TRIALS_PER_OPTION * options))
 
@@ -366,17 +366,20 @@ def _draw_moves(current: Assignment, movable: Sequence[int], draw: random.Random
     job, kind = draw.choice(movable), draw.random()
     if kind < _EXCHANGES:
         other = draw.choice(movable)
-        there, here = _find_like(columns, job, option[other]), _find_like(columns, other, option[job])
+        there, here = (
+            _find_similar_option(columns, job, option[other]),
+            _find_similar_option(columns, other, option[job]),
+        )
         return {} if there in (None, option[job]) or here is None else {job: there, other: here}
-    options = columns.options_of(job)
+    options = columns.get_option_range(job)
     item = option[job] + draw.choice((-1, 1)) if kind < _EXCHANGES + _NEAR_MOVES else draw.choice(options)
     return {} if item == option[job] or item not in options else {job: item}
 
 
-def _find_like(columns: QueueColumns, job: int, option: int) -> int | None:
+def _find_similar_option(columns: QueueColumns, job: int, option: int) -> int | None:
     """Return the option of a job with the pool and the count of an option of another job; None if it has none."""
     pool, gpus = columns.pool[option], columns.gpus[option]
-    same = (item for item in columns.options_of(job) if columns.pool[item] == pool and columns.gpus[item] == gpus)
+    same = (item for item in columns.get_option_range(job) if columns.pool[item] == pool and columns.gpus[item] == gpus)
     return next(same, None)
 
 
@@ -430,8 +433,8 @@ def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
             pools = columns.pool[current.option[one]], columns.pool[current.option[two]]
             if pools[0] == pools[1] or budget.is_spent:
                 continue
-            for there in columns.options_of(one):
-                for here in columns.options_of(two):
+            for there in columns.get_option_range(one):
+                for here in columns.get_option_range(two):
                     if (columns.pool[there], columns.pool[here]) == (pools[1], pools[0]) and not budget.is_spent:
                         is_better |= budget.try_moves(current, {one: there, two: here})
     return is_better
@@ -443,7 +446,9 @@ def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
     promise = _estimate_gains(current)
     if len(current.option) <= _MAX_SWAP_JOBS:
         order = np.argsort(-np.maximum.reduceat(promise, columns.first[:-1]), kind="stable")
-        return [(int(job), sorted(columns.options_of(int(job)), key=lambda item: -promise[item])) for job in order]
+        return [
+            (int(job), sorted(columns.get_option_range(int(job)), key=lambda item: -promise[item])) for job in order
+        ]
     places = np.argsort(-promise, kind="stable")
     listed = dict[int, list[int]]()
     for option in places[: min(int(np.searchsorted(-promise[places], 0.0)), _MOST_LISTED)].tolist():

@@ -102,7 +102,7 @@ class PoolTasks:
 
 
 @dataclass(slots=True)
-class QueueAdmission:
+class SimulationState:
     """State of a pool at one moment of a simulation: free nodes, unused quotas and running jobs."""
 
     at_s: float
@@ -115,10 +115,10 @@ class QueueAdmission:
     """Number of jobs of each line that have started."""
     started: int = 0
 
-    def copy(self) -> QueueAdmission:
+    def copy(self) -> SimulationState:
         """Return a copy that can be changed independently."""
         passed, running = self.passed.copy(), self.running.copy()
-        return QueueAdmission(self.at_s, self.nodes.copy(), self.left.copy(), running, passed, self.started)
+        return SimulationState(self.at_s, self.nodes.copy(), self.left.copy(), running, passed, self.started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,10 @@ class PoolSimulation:
     begin: list[float]
     order: list[int] = field(default_factory=list)
     """Identifiers of the tasks in the order in which they start."""
-    moments: list[QueueAdmission] = field(default_factory=list)
+    moments: list[SimulationState] = field(default_factory=list)
     """Stored states, ascending. Empty if all tasks have the same size."""
 
-    def find_last_moment(self, started: int) -> QueueAdmission | None:
+    def find_last_moment(self, started: int) -> SimulationState | None:
         """Return the last stored state with at most `started` started jobs. If there is none, return None."""
         place = bisect_right(self.moments, started, key=lambda moment: moment.started)
         return self.moments[place - 1] if place else None
@@ -146,7 +146,7 @@ def simulate_pool(
     pool: PoolCapacity,
     tasks: PoolTasks,
     other: PoolSimulation | None = None,
-    since: QueueAdmission | None = None,
+    since: SimulationState | None = None,
     begin: list[float] | None = None,
 ) -> PoolSimulation:
     """Return the simulated start times of the jobs of a pool, with states from which to resume.
@@ -161,20 +161,22 @@ def simulate_pool(
         begin: start times of jobs that have started in that state. Infinite for all other jobs.
     """
     if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
-        return PoolSimulation(_start_equal_tasks(_count_places(pool, tasks.gpus[0]), tasks.seconds))
+        return PoolSimulation(_start_equal_tasks(_count_jobs_that_fit(pool, tasks.gpus[0]), tasks.seconds))
     if tasks.ready_s is None and not pool.quotas and len(tasks.gpus) <= SNAPSHOT_INTERVAL:
         return _start_few_tasks(pool, tasks)
     if other is None or since is None or begin is None:
         made = PoolSimulation([math.inf] * len(tasks.gpus))
-        _simulate_mixed(tasks, QueueAdmission(0.0, FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)), made)
+        _simulate_mixed_sizes(
+            tasks, SimulationState(0.0, FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)), made
+        )
         return made
     earlier = [moment for moment in other.moments if moment.started <= since.started]
     made = PoolSimulation(begin, other.order[: since.started], earlier)
-    _simulate_mixed(tasks, since.copy(), made)
+    _simulate_mixed_sizes(tasks, since.copy(), made)
     return made
 
 
-def _count_places(pool: PoolCapacity, gpus: int) -> int:
+def _count_jobs_that_fit(pool: PoolCapacity, gpus: int) -> int:
     """Return how many jobs of `gpus` GPUs fit into the pool at once."""
     if gpus <= pool.gpus_per_node:
         return sum(free // gpus for free in pool.free)
@@ -205,7 +207,7 @@ def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
 def _start_few_tasks(pool: PoolCapacity, tasks: PoolTasks) -> PoolSimulation:
     """Return the simulation of few jobs that can all start now, in a pool without quotas.
 
-    Its result is that of `_simulate_mixed`, in less time. A search of a small queue simulates little else.
+    Its result is that of `_simulate_mixed_sizes`, in less time. A search of a small queue simulates little else.
     """
     per_node, gpus, seconds = pool.gpus_per_node, tasks.gpus, tasks.seconds
     free = list(pool.free)
@@ -267,7 +269,7 @@ def _find_room(nodes: Sequence[Sequence[int]], per_node: int) -> int:
     return next((level for level in range(per_node - 1, 0, -1) if nodes[level]), 0)
 
 
-def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulation) -> None:
+def _simulate_mixed_sizes(tasks: PoolTasks, state: SimulationState, made: PoolSimulation) -> None:
     """Simulate jobs of several sizes. At every end or arrival, the jobs that fit start in queue order.
 
     Args:
@@ -276,7 +278,7 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
         made: the simulation to which start times and states are written.
     """
     seconds, ready, names = tasks.seconds, tasks.ready_s, tasks.names
-    lines, later = _build_lines(tasks)
+    lines, later = _group_into_lines(tasks)
     nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
     heads = {line: members[at] for line, members in lines.items() if (at := passed.get(line, 0)) < len(members)}
     begin, order, push, pop = made.begin, made.order, heapq.heappush, heapq.heappop
@@ -327,7 +329,7 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
             place += 1
 
 
-def _build_lines(tasks: PoolTasks) -> tuple[dict[TaskLine, list[int]], list[tuple[float, int, TaskLine]]]:
+def _group_into_lines(tasks: PoolTasks) -> tuple[dict[TaskLine, list[int]], list[tuple[float, int, TaskLine]]]:
     """Return the jobs that are ready, grouped by GPU count and queue, and the jobs that arrive later.
 
     Each later job is a tuple (arrival time, job, (GPUs, queue)), and they are sorted.

@@ -155,7 +155,7 @@ def find_lateness(columns: QueueColumns, job: int, finish_s: float) -> LateJob |
     due = float(columns.due[job])
     if not finish_s > due * (1 + 1e-9):
         return None
-    fastest = min(columns.options_of(job), key=lambda item: (columns.seconds[item], columns.gpus[item]))
+    fastest = min(columns.get_option_range(job), key=lambda item: (columns.seconds[item], columns.gpus[item]))
     return LateJob(job, finish_s - due, columns.options[fastest], due - float(columns.seconds[fastest]))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 
 from tilecast import constants, fuse, search, zoo
 from tilecast.advice import Advice, Baseline, Change, Offer, Request, advise, measured
-from tilecast.frameworks import FRAMEWORKS, UNSET, assumed_version, name_versions, with_framework
+from tilecast.frameworks import FRAMEWORKS, UNSET, assumed_version, find_versioned_product, with_framework
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import launches, measurements, reading
@@ -25,7 +25,7 @@ from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS, LaunchSetting
 from tilecast.render.units import format_duration
 from tilecast.spec import Framework, PartialPlan, Plans, SpecError
-from tilecast.step.blocks import fused_attention
+from tilecast.step.blocks import find_fused_attention
 
 if TYPE_CHECKING:
     from tilecast.jobs.candidates import JobCandidates
@@ -70,13 +70,13 @@ def compute_advice(inputs: AdviceInputs) -> AdviceResult:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
     """
     try:
-        job = job_inputs.read_job(_with_gpus(inputs))
+        job = job_inputs.read_job(_add_launch_gpus(inputs))
         try:
             return _compute_job_advice(inputs, job)
         except SpecError as error:
             if inputs.baseline and error.field.startswith("spec.baseline"):
                 raise error.at("--baseline") from None
-            raise job.cite_flag(error) from None
+            raise job.name_flag_in_error(error) from None
     except SpecError as error:
         if len(missing := _list_missing(inputs, error)) < 2:
             raise
@@ -85,7 +85,7 @@ def compute_advice(inputs: AdviceInputs) -> AdviceResult:
         raise SpecError(names, "are missing", f"add for instance {example}") from None
 
 
-def _with_gpus(inputs: AdviceInputs) -> JobOptions:
+def _add_launch_gpus(inputs: AdviceInputs) -> JobOptions:
     """Return the options of the job, and add a GPU count if the job is a launch command.
 
     The count is that of the baseline. Without a baseline it is that of the first pool.
@@ -162,7 +162,7 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
         request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
     if job.launch is not None and (launched := launches.find_baseline(job.launch, pools, request.baseline)):
-        runs = launches.add_plan(runs, launched)
+        runs = launches.add_launch_plan(runs, launched)
         if job.source is None:
             request = replace(request, baseline=launched)
     own = measured.forecast_earlier_runs(request, measurements.find_measured_pools(runs, pools))
@@ -173,23 +173,23 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     pools, assumed = measured.correct_pools(request, pools, own), ""
     if request.baseline and request.baseline.pool not in {pool.name for pool in pools}:
         field = "--baseline" if inputs.baseline else "spec.baseline.pool"
-        usual = measurements.assume_pool(request.baseline.pool, request.baseline.gpus, field)
+        usual = measurements.build_pool_for_run(request.baseline.pool, request.baseline.gpus, field)
         (elsewhere,) = measured.correct_pools(request, [usual], own)
         request = replace(request, baseline=replace(request.baseline, elsewhere=elsewhere))
         assumed = f"Assumed of your baseline: {pool_inputs.describe_nodes(elsewhere)}."
     if inputs.plan is not None:
-        request = _request_for_plan(request, inputs.plan)
-        request = replace(request, plan=_fit_plan_to_options(request, inputs))
-    notes = (*pool_inputs.pool_notes(inputs.pools, pools), *([assumed] if assumed else []))
-    requests = launcher_requests(request, inputs.launch) if inputs.launch else (request,)
+        request = _limit_request_to_plan(request, inputs.plan)
+        request = replace(request, plan=_complete_requested_plan(request, inputs))
+    notes = (*pool_inputs.list_pool_notes(inputs.pools, pools), *([assumed] if assumed else []))
+    requests = build_launcher_requests(request, inputs.launch) if inputs.launch else (request,)
     if job.source is None:
         advice = _choose_advice(requests, pools)
-        advice = _add_notes(advice, (*notes, *job.notes, *_attention_notes(advice), *_launcher_notes(advice)))
+        advice = _add_notes(advice, (*notes, *job.notes, *_list_attention_notes(advice), *_launcher_notes(advice)))
         advice = measured.add_run_notes(advice, own)
         if job.launch is not None:
             advice = _add_launch_notes(advice, job, request, pools, explained=not inputs.baseline)
-        return AdviceResult(job, _name_flags(job, advice), pools, seconds=seconds)
-    from tilecast.jobs.candidates import order_by_quota
+        return AdviceResult(job, _replace_fields_by_flags(job, advice), pools, seconds=seconds)
+    from tilecast.jobs.candidates import order_offers_by_quota
 
     labels, devices = pool_inputs.read_node_labels(inputs.pools), pool_inputs.read_devices(inputs.pools)
     narrowed = [job.source.narrow_request(one, pools, labels, devices) for one in requests]
@@ -201,13 +201,13 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
             for one, choice in narrowed
         ]
     best = _choose_advice([one for one, _ in narrowed], candidates.pools)
-    best = order_by_quota(best, candidates)
+    best = order_offers_by_quota(best, candidates)
     advice = measured.add_run_notes(_add_notes(best, (*notes, *job.notes, *_launcher_notes(best))), own)
     advice = _add_launch_notes(advice, job, narrowed[0][0], candidates.pools)
     return AdviceResult(job, advice, candidates.pools, candidates, seconds)
 
 
-def measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
+def find_measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
     """Return the offer to compare with a measured step that names no pool: the baseline or the only plan.
 
     Raises:
@@ -225,7 +225,7 @@ def measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
     return result.advice.offers[0]
 
 
-def _attention_notes(advice: Advice) -> tuple[str, ...]:
+def _list_attention_notes(advice: Advice) -> tuple[str, ...]:
     """Return a note that names the assumed attention library, if other frameworks use libraries of another speed.
 
     The result is empty for a model without attention.
@@ -236,15 +236,15 @@ def _attention_notes(advice: Advice) -> tuple[str, ...]:
     if not zoo.runs_fused_attention(best.workload):
         return ()
     gpu, known = best.pool.gpu, constants.shipped_constants()
-    mine = fused_attention(best.workload, gpu, known) if "attention" in fuse.passes(best.workload) else None
+    mine = find_fused_attention(best.workload, gpu, known) if "attention" in fuse.passes(best.workload) else None
     others = {
         library.time_factor(gpu, "forward")
         for name in get_args(Framework)
-        if (library := fused_attention(with_framework(best.workload, name), gpu, known)) is not None
+        if (library := find_fused_attention(with_framework(best.workload, name), gpu, known)) is not None
     }
     if mine is None or len(others) < 2:
         return ()
-    version = f"{name_versions(UNSET)} {assumed_version(UNSET)}"
+    version = f"{find_versioned_product(UNSET)} {assumed_version(UNSET)}"
     return (
         f"Assumed: attention by {mine.title}, as {version} runs it on {gpu.name}; --framework, --framework-version "
         "or --attention say otherwise.",
@@ -274,22 +274,26 @@ def _launcher_notes(advice: Advice) -> tuple[str, ...]:
     )
 
 
-def _name_flags(job: JobInput, advice: Advice) -> Advice:
+def _replace_fields_by_flags(job: JobInput, advice: Advice) -> Advice:
     """Return the advice with command-line flags in its sentences, in place of the spec's field names."""
 
     def renamed(change: Change | None) -> Change | None:
-        return None if change is None else replace(change, text=job.name_flags(change.text))
+        return None if change is None else replace(change, text=job.replace_fields_by_flags(change.text))
 
     rejections = (
         replace(
-            item, message=job.name_flags(item.message), remedy=job.name_flags(item.remedy), change=renamed(item.change)
+            item,
+            message=job.replace_fields_by_flags(item.message),
+            remedy=job.replace_fields_by_flags(item.remedy),
+            change=renamed(item.change),
         )
         for item in advice.rejections
     )
     why_not = (
-        replace(item, message=job.name_flags(item.message), change=renamed(item.change)) for item in advice.why_not
+        replace(item, message=job.replace_fields_by_flags(item.message), change=renamed(item.change))
+        for item in advice.why_not
     )
-    notes = tuple(map(job.name_flags, advice.notes))
+    notes = tuple(map(job.replace_fields_by_flags, advice.notes))
     return replace(advice, notes=notes, rejections=tuple(rejections), why_not=tuple(why_not))
 
 
@@ -318,10 +322,10 @@ def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice
         least = 1.0 if is_roomier else 1 - _GAIN
         if chosen.best is None or _objective_value(other, other.best) < least * _objective_value(chosen, chosen.best):
             chosen = other
-    return replace(chosen, safer=_find_safer(chosen, advices))
+    return replace(chosen, safer=_find_safer_offer(chosen, advices))
 
 
-def _find_safer(chosen: Advice, advices: Sequence[Advice]) -> Offer | None:
+def _find_safer_offer(chosen: Advice, advices: Sequence[Advice]) -> Offer | None:
     """Return the best plan with memory to spare under any framework, if that of the recommendation is tight."""
     best = chosen.best
     if best is None or not best.is_tight:
@@ -344,12 +348,12 @@ def _is_executable(advice: Advice) -> bool:
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
         return best is not None
-    return bool(search.abilities(framework).executes(Plans.from_plans(best.plan))[0])
+    return bool(search.find_framework_features(framework).executes(Plans.from_plans(best.plan))[0])
 
 
 def _objective_value(advice: Advice, offer: Offer) -> float:
     """Return the amount that the objective minimises: GPUs, or time, cost or energy per sample."""
-    goal = advice.request.goal
+    goal = advice.request.objective_record
     if goal.fewest_gpus:
         return float(offer.gpus)
     return goal.quantity.amount(offer.pool, offer.gpus, offer.step_s) / offer.workload.global_batch
@@ -370,7 +374,7 @@ def _parse_baseline(text: str) -> Baseline:
     return Baseline(pool, gpus, PartialPlan.parse(plan, "--baseline") if plan else None)
 
 
-def _request_for_plan(request: Request, text: str) -> Request:
+def _limit_request_to_plan(request: Request, text: str) -> Request:
     """Return the request limited to the plan in `text`. A plan with a data degree also fixes the number of GPUs.
 
     Raises:
@@ -393,7 +397,7 @@ _RECOMPUTATION = ("activation_checkpointing", "recompute_modules", "recompute_la
 """Names of the job options that set recomputation."""
 
 
-def _fit_plan_to_options(request: Request, inputs: AdviceInputs) -> PartialPlan | None:
+def _complete_requested_plan(request: Request, inputs: AdviceInputs) -> PartialPlan | None:
     """Return the request's plan. If the plan does not state recomputation, it is taken from the job's options.
 
     Raises:
@@ -420,7 +424,7 @@ def _fit_plan_to_options(request: Request, inputs: AdviceInputs) -> PartialPlan 
     return replace(plan, checkpointing=workload.checkpointing)
 
 
-def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
+def build_launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
     """Return a request for each framework of the launcher, or only for the framework that the job names.
 
     Raises:

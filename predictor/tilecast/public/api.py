@@ -198,7 +198,7 @@ def advise(
     >>> advice.best.pool.name
     'h100-sxm'
     """
-    with errors_about_arguments():
+    with name_arguments_in_errors():
         question = _build_inputs(model, settings, plan, baseline, measured, launcher)
         return Advice.from_advice(compute_advice(question).advice)
 
@@ -250,7 +250,7 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     >>> bool(tilecast.fits("llama-3.1-405b", seq=8192, batch=64, gpus="t4:8"))
     False
     """
-    with errors_about_arguments():
+    with name_arguments_in_errors():
         return Fits.from_advice(compute_advice(replace(_build_inputs(model, settings, plan), seeks_fewest=True)).advice)
 
 
@@ -271,7 +271,7 @@ def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep
     >>> [row["gpus"] for row in swept.rows]
     [4, 8]
     """
-    with errors_about_arguments():
+    with name_arguments_in_errors():
         question = _build_inputs(model, settings)
         over_ = SweepRange.parse(over, "over")
         return Sweep.from_rows(over_.field, run_sweep(question.job, question.pools, over_))
@@ -311,7 +311,7 @@ def queue(
     Raises:
         SpecError: something cannot be read, or there is no job.
     """
-    with errors_about_arguments():
+    with name_arguments_in_errors():
         if policy not in POLICIES:
             raise SpecError("policy", f"{policy!r} is not known", f"known: {', '.join(POLICIES)}")
         if isinstance(jobs, str | os.PathLike):
@@ -321,11 +321,11 @@ def queue(
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
         pools = PoolOptions.from_arguments(nodes, gpus, context, calibration, link)
         limit = None if horizon is None else str(horizon)
-        one_more = _read_one_more(if_submitted)
+        one_more = _read_submitted_job(if_submitted)
         return Queue.from_plan(plan_queue(QueueInputs(given, pools, policy, order, limit, changes, at, one_more)))
 
 
-def _read_one_more(job: str | os.PathLike[str] | Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _read_submitted_job(job: str | os.PathLike[str] | Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return the documents of one more job. If there is none, return an empty list."""
     if job is None:
         return []
@@ -399,7 +399,7 @@ def _build_inputs(
         PoolOptions.from_arguments(*where),
         baseline=baseline,
         plan=plan,
-        measured=_step_texts(measured),
+        measured=_format_measured_steps(measured),
         launch=launcher,
     )
 
@@ -416,10 +416,10 @@ def _trace_module(module: Any, inputs: Any) -> Any:
     if inputs is None:
         problem = "is missing, and a torch.nn.Module needs example inputs"
         raise SpecError("inputs", problem, "give inputs=tensor, or a tuple of tensors")
-    return torch_export.trace_of(lambda: (module, inputs), type(module).__name__)
+    return torch_export.trace_built_model(lambda: (module, inputs), type(module).__name__)
 
 
-def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ...]:
+def _format_measured_steps(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ...]:
     """Return measured steps as texts, each in the syntax of `--measured`."""
     if isinstance(measured, str):
         return (measured,)
@@ -429,7 +429,7 @@ def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[st
 
 
 @contextmanager
-def errors_about_arguments() -> Iterator[None]:
+def name_arguments_in_errors() -> Iterator[None]:
     """Rewrite a SpecError from the `with` block so that it names keyword arguments instead of command-line flags.
 
     On exit, clear cached nodes, because files and clusters change while a notebook is open.
@@ -437,10 +437,12 @@ def errors_about_arguments() -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        raise type(error)(*(_without_flags(text) for text in (error.field, error.problem, error.remedy))) from None
+        raise type(error)(
+            *(_replace_flags_by_arguments(text) for text in (error.field, error.problem, error.remedy))
+        ) from None
     finally:
         pool_inputs.clear_cached_nodes()
 
 
-def _without_flags(text: str) -> str:
+def _replace_flags_by_arguments(text: str) -> str:
     return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), text)

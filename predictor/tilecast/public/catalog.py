@@ -54,12 +54,12 @@ def list_model_rows() -> list[Row]:
     """Return a row for each model preset: its name, its family and its number of parameters."""
     distinct = {model.name: model for model in zoo.presets().values()}
     return [
-        {"MODEL": name, "FAMILY": model.family, "PARAMETERS": round(_parameter_count(model))}
+        {"MODEL": name, "FAMILY": model.family, "PARAMETERS": round(_count_parameters(model))}
         for name, model in sorted(distinct.items())
     ]
 
 
-def _parameter_count(model: Model) -> float:
+def _count_parameters(model: Model) -> float:
     return zoo.count_parameters(Workload(model, 128, 1))
 
 
@@ -74,7 +74,7 @@ def describe_model(name: str) -> Row:
     own = whole.pop("extra")
     facts = {key: value for key, value in whole.items() if value not in (None, 0)}
     source = "the published configuration of that name, or the table of its paper"
-    row = {**facts, **own, "parameters": _parameter_count(model)}
+    row = {**facts, **own, "parameters": _count_parameters(model)}
     return {**row, "sources": {"dimensions": source}}
 
 
@@ -103,7 +103,7 @@ def describe_link(name: str) -> Row:
     return find_link_file(name).model_dump(exclude_defaults=True)
 
 
-def _valid_nodes_report(options: PoolOptions) -> NodesReport:
+def _read_valid_nodes_report(options: PoolOptions) -> NodesReport:
     report = pool_inputs.read_nodes_report(options)
     report.raise_if_invalid()
     return report
@@ -112,9 +112,9 @@ def _valid_nodes_report(options: PoolOptions) -> NodesReport:
 def list_pools(options: PoolOptions) -> list[Row]:
     """Return a row for each pool, and a row for each node that is in no pool, with the reason."""
     if options.gpus:
-        return [_pool_row(pool, "--gpus") for pool in pool_inputs.read_pools(options)]
-    report = _valid_nodes_report(options)
-    rows = [_pool_row(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.entries]
+        return [_build_pool_row(pool, "--gpus") for pool in pool_inputs.read_pools(options)]
+    report = _read_valid_nodes_report(options)
+    rows = [_build_pool_row(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.entries]
     for item in report.left_out:
         why = f"{_count_nodes(len(item.nodes))} not priced ({item.code}): {item.message}; {item.remedy}"
         rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": why})
@@ -130,7 +130,7 @@ def _count_nodes(nodes: int) -> str:
 _POOL = ("POOL", "GPU", "NODES", "GPUS/NODE", "INTRA", "INTER", "PRICE", "CURRENCY", "GPU KNOWN BY", "WHY")
 
 
-def _pool_row(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
+def _build_pool_row(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
     shape, links = (pool.max_nodes, pool.gpus_per_node), (pool.intra.name, pool.inter.name)
     price = (pool.price_per_gpu_hour, pool.currency)
     return dict(
@@ -179,7 +179,7 @@ def describe_pool(name: str, options: PoolOptions) -> Row:
         if name not in usual:
             raise SpecError("NAME", f"there is no pool {name!r}", f"known: {', '.join(usual)}")
         return _describe_assumed_pool(usual[name])
-    report = _valid_nodes_report(options)
+    report = _read_valid_nodes_report(options)
     for item in report.entries:
         if item.pool.name == name:
             pool = item.pool

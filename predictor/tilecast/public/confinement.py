@@ -51,7 +51,7 @@ def confine(permissions: Permissions) -> Iterator[None]:
     Raises:
         SpecError: inside the block, if anything else is read, written, started or connected to.
     """
-    _install_hook()
+    _install_audit_hook()
     _active.permissions, _active.refusal = permissions, None
     try:
         yield
@@ -65,7 +65,7 @@ def confine(permissions: Permissions) -> Iterator[None]:
 
 
 @cache
-def _install_hook() -> None:
+def _install_audit_hook() -> None:
     sys.addaudithook(_check_event)
 
 
@@ -107,26 +107,26 @@ def _check_path(path: Any, permissions: Permissions) -> None:
     """Raise SpecError unless a path is below an allowed folder, or is part of Python or of an installed package."""
     if isinstance(path, int) or _is_null(path):
         return
-    if not permissions.allows_hub and _is_below(path, _list_hub_folders()):
+    if not permissions.allows_hub and _is_in_folders(path, _list_hub_folders()):
         problem = "is one of the Hugging Face Hub, which this server does not read"
         raise SpecError("model", problem, "name a preset or give its config.json (agents: start the server with --hub)")
     folders = (*permissions.folders, *_list_own_folders(), *(_HUB_READS if permissions.allows_hub else ()))
-    if not _is_below(path, folders) and not _is_cached(path, permissions):
-        raise SpecError(_name(path), OUTSIDE, "start it with --read FOLDER")
+    if not _is_in_folders(path, folders) and not _is_cached(path, permissions):
+        raise SpecError(_format_file_name(path), OUTSIDE, "start it with --read FOLDER")
 
 
 def _check_change(path: Any, permissions: Permissions) -> None:
     """Raise SpecError if a path to be written or removed is outside the Hub's cache."""
     if not _is_cached(path, permissions):
-        raise SpecError(_name(path), "would be changed", "tools only read")
+        raise SpecError(_format_file_name(path), "would be changed", "tools only read")
 
 
 def _is_cached(path: Any, permissions: Permissions) -> bool:
     """Return whether a path is in the Hub's cache and the permissions allow the Hub."""
-    return permissions.allows_hub and _is_below(path, _list_hub_folders())
+    return permissions.allows_hub and _is_in_folders(path, _list_hub_folders())
 
 
-def _is_below(path: Any, folders: Iterable[Path]) -> bool:
+def _is_in_folders(path: Any, folders: Iterable[Path]) -> bool:
     """Return whether a path, with links resolved, is one of `folders` or below one of them."""
     real = Path(os.path.realpath(os.fsdecode(path)))
     return any(real.is_relative_to(folder) for folder in folders)
@@ -136,7 +136,7 @@ def _is_null(path: object) -> bool:
     return path in (os.devnull, os.fsencode(os.devnull))
 
 
-def _name(path: object) -> str:
+def _format_file_name(path: object) -> str:
     return os.fsdecode(path)[:120] if isinstance(path, str | bytes | os.PathLike) else "file"
 
 

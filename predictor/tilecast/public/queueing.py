@@ -11,10 +11,10 @@ from tilecast.api.documents import Document
 from tilecast.hardware import Pool
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
-from tilecast.inputs.queue import JobQueueReader, QueueDocuments, ReadQueue
+from tilecast.inputs.queue import JobQueueReader, ParsedQueue, QueueDocuments
 from tilecast.inputs.reading import parse_seconds
-from tilecast.inputs.tracking import Track, without_progress
-from tilecast.planner.entries import enter_job
+from tilecast.inputs.tracking import Track, iterate_without_progress
+from tilecast.planner.entries import forecast_submitted_job
 from tilecast.planner.options import build_capacity
 from tilecast.planner.problem import QueueProblem, UnplannedJob
 from tilecast.planner.solver import QueueSolution, solve
@@ -43,7 +43,7 @@ class QueueInputs:
     """Documents of one more job and of the objects it refers to. Empty if there is none."""
 
 
-def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScreen | EmptyQueue:
+def plan_queue(inputs: QueueInputs, track: Track = iterate_without_progress) -> QueueScreen | EmptyQueue:
     """Return the plan of a queue. If no job can be planned, return the refused jobs with reasons.
 
     Args:
@@ -60,7 +60,7 @@ def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScr
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
     documents, new = QueueDocuments.from_documents([*inputs.jobs, *inputs.if_submitted]), None
     if inputs.if_submitted:
-        documents, new = documents.split_off(inputs.if_submitted)
+        documents, new = documents.split_off_added_job(inputs.if_submitted)
     labels, devices = pool_inputs.read_node_labels(inputs.pools), pool_inputs.read_devices(inputs.pools)
     reader = JobQueueReader(documents, widest, labels, _parse_time(inputs.at), devices)
     read = reader.read(track)
@@ -70,7 +70,7 @@ def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScr
         one_more = reader.read_new_job(new, [job.name for job in read.jobs], quotas)
         read = replace(read, quotas=quotas)
     held_gpus = documents.count_held_gpus(pool_inputs.pools_by_node(inputs.pools)) if documents.pods else {}
-    problem = _queue_problem(read, pools, horizon, held_gpus)
+    problem = _build_queue_problem(read, pools, horizon, held_gpus)
     orders = (inputs.order, "free" if inputs.order == "kueue" else "kueue")
     solved = list[QueueSolution]()
     for order in track(orders, "plans"):
@@ -78,12 +78,12 @@ def plan_queue(inputs: QueueInputs, track: Track = without_progress) -> QueueScr
         if not solved[0].option:
             break
     unplanned = (*read.unplanned, *solved[0].refused)
-    submitted = None if one_more is None else enter_job(solved[0], one_more)
+    submitted = None if one_more is None else forecast_submitted_job(solved[0], one_more)
     if not solved[0].option:
         currency = next((pool.currency for pool in problem.pools if pool.price_per_gpu_hour is not None), "USD")
         return EmptyQueue(unplanned, submitted, currency)
     solution, other = solved
-    what_if = _plan_with_changes(problem, pools, changed, inputs, solution.columns.problem.jobs)
+    what_if = _plan_with_node_changes(problem, pools, changed, inputs, solution.columns.problem.jobs)
     return QueueScreen(build_report(solution), unplanned, what_if, build_report(other, has_payers=False), submitted)
 
 
@@ -97,8 +97,8 @@ def _parse_time(text: str | None) -> datetime:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _queue_problem(
-    read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held_gpus: Mapping[str, int]
+def _build_queue_problem(
+    read: ParsedQueue, pools: Sequence[Pool], horizon: float | None, held_gpus: Mapping[str, int]
 ) -> QueueProblem:  # fmt: skip
     """Return the planning problem for the jobs and the pools. GPUs held by pods outside the queue are not available.
 
@@ -138,7 +138,7 @@ def _parse_node_changes(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str
     return changed_nodes
 
 
-def _plan_with_changes(
+def _plan_with_node_changes(
     problem: QueueProblem, pools: Sequence[Pool], changed: Mapping[str, int], inputs: QueueInputs,
     planned: Sequence[object],
 ) -> NodeChange | None:  # fmt: skip

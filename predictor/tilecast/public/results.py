@@ -13,7 +13,7 @@ from typing import Any
 from tilecast import advice as core
 from tilecast import diagnose as diagnosing
 from tilecast import explain as explaining
-from tilecast.advice.what_if.alternatives import find_roomy_plan
+from tilecast.advice.what_if.alternatives import find_plan_with_spare_memory
 from tilecast.api.advice import AdviceDocument
 from tilecast.api.status import Recommendation
 from tilecast.planner.problem import UnplannedJob
@@ -56,7 +56,7 @@ class Forecast(core.Offer):
     @property
     def rows(self) -> Rows:
         """A list with one dictionary that has every scalar value of the forecast."""
-        return [_offer_row(self, True)]
+        return [_build_offer_row(self, True)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast in the format of `status.recommendation` in a TrainingJob."""
@@ -106,7 +106,7 @@ class Advice(core.Advice):
     @property
     def rows(self) -> Rows:
         """One dictionary for each pool: plans from best to worst, then pools that cannot run the job."""
-        accepted = [_offer_row(offer, offer is self.best) for offer in self.offers]
+        accepted = [_build_offer_row(offer, offer is self.best) for offer in self.offers]
         names = list(accepted[0]) if accepted else ["pool", "best", "reason"]
         rejected = [
             dict.fromkeys(names) | {"pool": item.pool, "best": False, "reason": f"{item.message}: {item.remedy}"}
@@ -245,7 +245,7 @@ class Fits:
         is_free = advice.request.plan is None
         pools = [
             PoolFit.from_offer(
-                offer, find_roomy_plan(advice.request, offer.pool) if offer.is_tight and is_free else None
+                offer, find_plan_with_spare_memory(advice.request, offer.pool) if offer.is_tight and is_free else None
             )
             for offer in advice.offers
         ]
@@ -258,7 +258,10 @@ class Fits:
     def __str__(self) -> str:
         """Return a text table with one line for each pool, and a line for each remedy."""
         titles = ("POOL", "FITS", "GPUS", "PLAN", "GiB/GPU", "OF", *map(str.upper, _BILL), "OTHER", "STEP")
-        rows = [(*_fit_cells(one), *_bill_cells(one.memory), format_duration(one.step_seconds)) for one in self.pools]
+        rows = [
+            (*_list_fit_cells(one), *_list_memory_cells(one.memory), format_duration(one.step_seconds))
+            for one in self.pools
+        ]
         lines = align_columns(titles, rows, tuple(title for title in titles if title not in ("POOL", "FITS", "PLAN")))
         more = [
             f"{one.pool}: memory to spare from {one.roomy_gpus} GPUs, {one.roomy_plan}, "
@@ -309,7 +312,7 @@ class Sweep:
     def rows(self) -> Rows:
         """One dictionary for each pair of a value and a pool."""
         return [
-            {"value": row.value, **_offer_row(offer, offer is row.best)}
+            {"value": row.value, **_build_offer_row(offer, offer is row.best)}
             for row in self.values
             for offer in row.advice.offers
         ]
@@ -377,7 +380,7 @@ class Table(tuple[Mapping[str, Any], ...]):
         return [dict(row) for row in self]
 
 
-def _fit_cells(fit: PoolFit) -> tuple[str, ...]:
+def _list_fit_cells(fit: PoolFit) -> tuple[str, ...]:
     """Return the table cells of a pool: its name, verdict, GPUs, plan, needed memory and usable memory."""
     verdict = "tight" if fit.is_tight else "fits" if fit.fits else "no"
     upper = fit.memory_upper_bytes
@@ -386,7 +389,7 @@ def _fit_cells(fit: PoolFit) -> tuple[str, ...]:
     return fit.pool, verdict, "" if fit.gpus is None else str(fit.gpus), fit.plan, needed, usable
 
 
-def _bill_cells(memory: Mapping[str, float] | None) -> tuple[str, ...]:
+def _list_memory_cells(memory: Mapping[str, float] | None) -> tuple[str, ...]:
     """Return table cells with the GiB of each purpose in `_BILL`, then the GiB of all other purposes."""
     if memory is None:
         return ("",) * (len(_BILL) + 1)
@@ -394,7 +397,7 @@ def _bill_cells(memory: Mapping[str, float] | None) -> tuple[str, ...]:
     return tuple(f"{size / GIB:.1f}" for size in (*sizes, sum(memory.values()) - sum(sizes)))
 
 
-def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
+def _build_offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
     return {
         "pool": offer.pool.name,
         "best": is_best,

@@ -16,9 +16,9 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.job import JobInput
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.inputs.reading import metadata_name
+from tilecast.inputs.reading import get_metadata_name
 from tilecast.inputs.scan import ScannedJob
-from tilecast.inputs.tracking import Track, without_progress
+from tilecast.inputs.tracking import Track, iterate_without_progress
 from tilecast.jobs import Pods
 from tilecast.jobs.candidates import find_selected_pools
 from tilecast.jobs.interface import read_pod_template
@@ -101,7 +101,7 @@ class JobScanner:
     lenient: bool = False
     searches: int = 0
     _rows: dict[str, ScanRow] = field(default_factory=dict)
-    """Cached rows, by the text from `_find_essence`."""
+    """Cached rows, by the text from `_make_price_key`."""
     _priced: dict[str, tuple[Offer | None, Offer | None, str]] = field(default_factory=dict)
     """Cached results of `_price`, by request and pools."""
 
@@ -118,7 +118,7 @@ class JobScanner:
         labels, devices = pool_inputs.read_node_labels(options), pool_inputs.read_devices(options)
         return cls(pools, labels, devices, least_saving, lenient)
 
-    def scan(self, jobs: Sequence[ScannedJob], track: Track = without_progress) -> Scan:
+    def scan(self, jobs: Sequence[ScannedJob], track: Track = iterate_without_progress) -> Scan:
         """Return the rows of jobs, the largest saving first. `track` wraps the loop over jobs, to show progress."""
         rows = [self._scan_job(job) for job in track(jobs, "jobs")]
         order = {"better": 0, "doesNotRun": 1, "good": 2, "notRead": 3}
@@ -134,7 +134,7 @@ class JobScanner:
         return Scan(tuple(rows), self.searches)
 
     def _scan_job(self, job: ScannedJob) -> ScanRow:
-        key = _find_essence(job)
+        key = _make_price_key(job)
         if key not in self._rows:
             try:
                 self._rows[key] = self._price_job(job)
@@ -153,7 +153,7 @@ class JobScanner:
         try:
             request, usable = read.request(), list(self.pools)
         except SpecError as error:
-            raise read.cite_flag(error) from None
+            raise read.name_flag_in_error(error) from None
         others = tuple[Rejection, ...]()
         if read.source is not None:
             request, choice = read.source.narrow_request(request, self.pools, self.labels, self.devices)
@@ -185,7 +185,7 @@ class JobScanner:
             plan=str(now.plan) if now else read.launch.plan_text() if read.launch else "",
             confidence="stated" if read.reading is None else read.reading.confidence,
         )
-        return _compare(row, now, better, reason, self.least_saving)
+        return _compare_offers(row, now, better, reason, self.least_saving)
 
     def _price(
         self, request: Request, baseline: Baseline, pools: Sequence[Pool]
@@ -217,7 +217,7 @@ class JobScanner:
         return advise(request, pools)
 
 
-def _find_essence(job: ScannedJob) -> str:
+def _make_price_key(job: ScannedJob) -> str:
     """Return a text of all fields, of the job and of the objects it refers to, that affect its price.
 
     Jobs with equal texts are priced once.
@@ -257,11 +257,11 @@ def _explain_no_pool(kind: str, rejections: Sequence[Rejection]) -> SpecError:
 def _name_model(read: JobInput, name: str) -> str:
     """Return the name of a job's model, or `OWN_DIMENSIONS` if the model has no name but the job's."""
     preset = value_at_path(read.document, ("spec", "model", "preset"))
-    is_named_by_job = preset is None and name == metadata_name(read.document)
+    is_named_by_job = preset is None and name == get_metadata_name(read.document)
     return OWN_DIMENSIONS if is_named_by_job else name
 
 
-def _compare(row: ScanRow, now: Offer | None, better: Offer | None, reason: str, least: float) -> ScanRow:
+def _compare_offers(row: ScanRow, now: Offer | None, better: Offer | None, reason: str, least: float) -> ScanRow:
     """Return the row with the forecast as it is. Add the better offer if it saves at least the share `least`."""
     if now is not None:
         row = replace(row, step_s=now.step_s)

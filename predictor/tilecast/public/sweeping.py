@@ -12,12 +12,14 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.job import JobInput
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.inputs.tracking import Track, without_progress
+from tilecast.inputs.tracking import Track, iterate_without_progress
 from tilecast.spec import SpecError
 from tilecast.sweeps import FIELDS, SweepRange, SweepRow, SweepValue, vary_pools
 
 
-def run_sweep(job: JobOptions, pools: PoolOptions, over: SweepRange, track: Track = without_progress) -> list[SweepRow]:
+def run_sweep(
+    job: JobOptions, pools: PoolOptions, over: SweepRange, track: Track = iterate_without_progress
+) -> list[SweepRow]:
     """Return a row of advice for each value of the range `over`.
 
     Raises:
@@ -25,12 +27,12 @@ def run_sweep(job: JobOptions, pools: PoolOptions, over: SweepRange, track: Trac
     """
     base_job, base_pools = job_inputs.read_job(job), pool_inputs.read_pools(pools)
     try:
-        return [_sweep_row(base_job, base_pools, over, value) for value in track(over.values, over.field)]
+        return [_compute_sweep_row(base_job, base_pools, over, value) for value in track(over.values, over.field)]
     except SpecError as error:
-        raise base_job.cite_flag(error) from None
+        raise base_job.name_flag_in_error(error) from None
 
 
-def _sweep_row(job: JobInput, pools: Sequence[Pool], over: SweepRange, value: SweepValue) -> SweepRow:
+def _compute_sweep_row(job: JobInput, pools: Sequence[Pool], over: SweepRange, value: SweepValue) -> SweepRow:
     text = f"x{value.number:g}" if value.is_factor else f"{value.number:g}"
     if over.varies_pools:
         return SweepRow(value.number, text, advise(job.request(), vary_pools(pools, over.field, value)))

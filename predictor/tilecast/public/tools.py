@@ -134,7 +134,7 @@ def _build_tool(function: Callable[..., Any], description: str, settings: Mappin
         else:
             arguments[name] = _JSON_TYPES.get(name, hints[name])
     required = ("jobs",) if "jobs" in arguments else ()
-    return Tool(function.__name__, description, arguments, required, partial(_run, function))
+    return Tool(function.__name__, description, arguments, required, partial(_run_tool, function))
 
 
 _JSON_TYPES: Mapping[str, Any] = {
@@ -146,7 +146,7 @@ _JSON_TYPES: Mapping[str, Any] = {
 """JSON types of arguments that the Python API accepts as arbitrary objects."""
 
 
-def _run(function: Callable[..., Any], given: dict[str, Any]) -> Answer:
+def _run_tool(function: Callable[..., Any], given: dict[str, Any]) -> Answer:
     """Call a function of the Python API. Its first argument, the model or the jobs, is passed by position."""
     subject = given.pop("jobs" if function is api.queue else "model", None)
     result = function(subject, **given)
@@ -155,7 +155,7 @@ def _run(function: Callable[..., Any], given: dict[str, Any]) -> Answer:
 
 def _list_pools(given: dict[str, Any]) -> Answer:
     values = [given.get(name) for name in ("nodes", "gpus", "context", "calibration", "link")]
-    with api.errors_about_arguments():
+    with api.name_arguments_in_errors():
         rows = [dict(row) for row in catalog.list_pools(PoolOptions.from_arguments(*values))]
     return {"pools": rows}, "\n".join(rows_table(rows))
 

@@ -10,7 +10,7 @@ from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.readers.changes import list_changes
 from tilecast.readers.command import LaunchLine, find_launch
 from tilecast.readers.documents import load_mapping
-from tilecast.readers.models import find_named
+from tilecast.readers.models import find_preset_in_name
 from tilecast.readers.reading import LaunchReading, require_priced
 from tilecast.readers.shell import REST, SHELLS, Script, read_script, split_shell_call, unknown
 from tilecast.readers.sources import is_launch_file, name_configuration, read_bounded, read_file, read_line, read_words
@@ -23,7 +23,7 @@ __all__ = [
     "LaunchReading",
     "Script",
     "find_launch",
-    "find_named",
+    "find_preset_in_name",
     "is_launch_file",
     "list_changes",
     "load_mapping",

@@ -38,7 +38,7 @@ def list_changes(reading: LaunchReading, before: Plan, after: Plan) -> list[str]
         elif name == "zero_stage" and (change := _format_shards(reading, old, new)):
             changes.append(change)
         elif name != "gradient_accumulation":
-            changes.append(f"{name.replace('_', ' ')} {_in_words(old)} -> {_in_words(new)}")
+            changes.append(f"{name.replace('_', ' ')} {_format_changed_value(old)} -> {_format_changed_value(new)}")
     return changes
 
 
@@ -87,11 +87,15 @@ def _format_change(option: str, entry: Mapping[str, Any], old: object, new: obje
     if "is" in entry:
         if new == entry["is"]:
             return f"add {option}"
-        return f"remove {option}" if old == entry["is"] else f"{option} {_in_words(old)} -> {_in_words(new)}"
+        return (
+            f"remove {option}"
+            if old == entry["is"]
+            else f"{option} {_format_changed_value(old)} -> {_format_changed_value(new)}"
+        )
     values: Mapping[str, object] = entry.get("values", {})
 
     def format_value(value: object) -> str:
-        return next((word for word, meant in values.items() if meant == value), _in_words(value))
+        return next((word for word, meant in values.items() if meant == value), _format_changed_value(value))
 
     if new == "none" and "none" not in values.values():
         return f"remove {option} {format_value(old)}"
@@ -101,5 +105,5 @@ def _format_change(option: str, entry: Mapping[str, Any], old: object, new: obje
     return f"{option} {format_value(old)} -> {format_value(new)}{also}"
 
 
-def _in_words(value: object) -> str:
+def _format_changed_value(value: object) -> str:
     return describe(value) if isinstance(value, str) and value != "none" else str(value).lower()

@@ -92,7 +92,7 @@ def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> Lau
     Raises:
         SpecError: the line contradicts them.
     """
-    asked = batch if line.step is None else batch.under(line.step)
+    asked = batch if line.step is None else batch.with_step_options(line.step)
     where = f"{name}: " if name else ""
     tasks = asked.tasks_per_node
     is_started = line.launcher == "torchrun" and line.step is not None and line.gpus_per_node is not None

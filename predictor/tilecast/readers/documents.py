@@ -58,16 +58,16 @@ def flatten(values: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> list
         if isinstance(value, Mapping) and value:
             settings += flatten(value, f"{name}.", depth + 1)
         else:
-            settings.append(Setting(name, _values(value)))
+            settings.append(Setting(name, _to_values(value)))
     return settings
 
 
-def leaves(values: Mapping[Any, Any]) -> list[Setting]:
+def list_leaf_settings(values: Mapping[Any, Any]) -> list[Setting]:
     """Return a setting for each value in nested mappings. Its option is the innermost key."""
     return [Setting(setting.option.rpartition(".")[2], setting.values) for setting in flatten(values)]
 
 
-def _values(value: object) -> tuple[object, ...]:
+def _to_values(value: object) -> tuple[object, ...]:
     if isinstance(value, list):
         return tuple(value)
     return (value,)

@@ -10,7 +10,7 @@ from tilecast import zoo
 from tilecast.launch_options.options_table import Facts, OptionTable, Setting
 from tilecast.layout import parse_layout
 from tilecast.readers import models
-from tilecast.readers.reading import LaunchReading, check_batch, common_fields, data_degree, drop_none
+from tilecast.readers.reading import LaunchReading, check_batch, compute_data_degree, drop_none, list_common_fields
 from tilecast.recomputation import join_modules
 from tilecast.spec import PartialPlan, SpecError
 
@@ -48,7 +48,7 @@ def read_megatron(
     if facts.get("world.devices"):
         gpus = facts.count("world.devices") * facts.count("world.nodes")
     tensor, pipeline, context = (facts.count(f"plan.{name}") for name in ("tensor", "pipeline", "context"))
-    data = data_degree(gpus, tensor, pipeline, context, where)
+    data = compute_data_degree(gpus, tensor, pipeline, context, where)
     if facts.get("plan.micro_batch") is None:
         raise SpecError(facts.field("--micro-batch-size"), "is missing", f"give it; {facts.table.title} needs it")
     micro = facts.count("plan.micro_batch")
@@ -64,13 +64,13 @@ def read_megatron(
         context=context,
         expert=facts.count("plan.expert"),
         expert_tensor=facts.count("plan.expert_tensor", tensor) if has_experts else 1,
-        virtual_stages=_virtual_stages(facts, pipeline, layers),
+        virtual_stages=_read_virtual_stages(facts, pipeline, layers),
         zero_stage=1 if facts.get("training.offload") else facts.get("plan.zero_stage"),
         micro_batch=micro,
-        checkpointing=_recomputation(facts),
+        checkpointing=_read_recomputation(facts),
         sequence_parallel=bool(facts.get("plan.sequence_parallel")) and tensor > 1,
     )
-    training = _training(facts, plan, layers)
+    training = _read_training(facts, plan, layers)
     check_batch(training.get("globalBatchSize"), micro, data, where, "--global-batch-size")
     model, name = (None, "") if has_model else _find_model(facts, program, table)
     return LaunchReading(
@@ -80,12 +80,12 @@ def read_megatron(
         model=model,
         model_name=name,
         gpus=gpus,
-        notes=_notes(facts, plan),
-        **common_fields(facts),
+        notes=_list_notes(facts, plan),
+        **list_common_fields(facts),
     )
 
 
-def _notes(facts: Facts, plan: PartialPlan) -> tuple[str, ...]:
+def _list_notes(facts: Facts, plan: PartialPlan) -> tuple[str, ...]:
     """Return sentences on options that the command leaves out and the forecast assumes."""
     said = {option.lstrip("-") for option in facts.ignored}
     expected = ["overlap-grad-reduce"] if plan.data != 1 else []
@@ -94,7 +94,7 @@ def _notes(facts: Facts, plan: PartialPlan) -> tuple[str, ...]:
     return (f"Priced as if {' and '.join(missing)} were set.",) if missing else ()
 
 
-def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
+def _read_virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
     layout, each = facts.get("training.pipelineLayout"), facts.get("virtual_layers")
     if layout is not None and pipeline > 1:
         pieces = len(parse_layout(layout).pieces)
@@ -112,7 +112,7 @@ def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
     return facts.count("plan.virtual_stages")
 
 
-def _recomputation(facts: Facts) -> Any:
+def _read_recomputation(facts: Facts) -> Any:
     mode, modules = facts.get("plan.checkpointing"), facts.get("recompute_modules")
     if mode == "selective" and modules and modules != ("core_attn",):
         try:
@@ -122,8 +122,8 @@ def _recomputation(facts: Facts) -> Any:
     return mode
 
 
-def _training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[str, Any]:
-    training = facts.prefix("training.")
+def _read_training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[str, Any]:
+    training = facts.get_by_prefix("training.")
     if plan.pipeline == 1:
         training.pop("pipelineLayout", None)
     precision = facts.get("recipe") if facts.get("quantized") else None
@@ -170,34 +170,34 @@ def _find_model(facts: Facts, program: str, table: str) -> tuple[dict[str, Any] 
             field = facts.field(facts.origins["model.class"])
             raise SpecError(field, f"{str(kind)[:60]!r} is no model that is known", "name the model before --")
         return {"preset": name}, name
-    return _model(facts, program)
+    return _read_model(facts, program)
 
 
-def _model(facts: Facts, program: str) -> tuple[dict[str, Any], str]:
+def _read_model(facts: Facts, program: str) -> tuple[dict[str, Any], str]:
     """Return `spec.model` and a name for the model that the options describe."""
-    wanted = _wanted(facts, program)
-    own = facts.prefix("model.")
-    vocab = _vocabulary(own)
-    if found := models.find_preset_like(wanted, vocab, ("dropout", "tied", "qk_norm")):
+    wanted = _read_dimensions(facts, program)
+    own = facts.get_by_prefix("model.")
+    vocab = _find_vocabulary_size(own)
+    if found := models.find_preset_by_dimensions(wanted, vocab, ("dropout", "tied", "qk_norm")):
         return {"preset": found}, found
     if vocab is None:
         raise SpecError(
             facts.field("--vocab-size"), "is missing, and no preset has these dimensions",
             "give --vocab-size, or name the model before --",
         )  # fmt: skip
-    document = _custom_model(facts, wanted, vocab)
+    document = _build_custom_model(facts, wanted, vocab)
     return document, f"{wanted['layers']}-layer model"
 
 
-def _vocabulary(own: dict[str, Any]) -> int | None:
+def _find_vocabulary_size(own: dict[str, Any]) -> int | None:
     if size := own.get("padded_vocab") or own.get("vocab"):
         return int(size)
-    name = models.find_named(str(own.get("tokenizer", "")))
+    name = models.find_preset_in_name(str(own.get("tokenizer", "")))
     return zoo.find_preset(name).vocab if name else _VOCABULARIES.get(str(own.get("tokenizer_type", "")))
 
 
-def _wanted(facts: Facts, program: str) -> dict[str, Any]:
-    own = facts.prefix("model.")
+def _read_dimensions(facts: Facts, program: str) -> dict[str, Any]:
+    own = facts.get_by_prefix("model.")
     is_encdec = program.endswith("pretrain_t5.py")
     family = "encdec" if is_encdec else "encoder" if program.endswith("pretrain_bert.py") else "decoder"
     if is_encdec:
@@ -209,7 +209,7 @@ def _wanted(facts: Facts, program: str) -> dict[str, Any]:
     hidden, heads = (facts.require(f"model.{name}", _DIMENSIONS) for name in ("hidden", "heads"))
     gated = bool(own.get("gated"))
     experts, latent = int(own.get("experts", 0) or 0), own.get("latent")
-    first, every = _expert_layers(own.get("moe_frequency"), layers) if experts else (0, 1)
+    first, every = _read_expert_layers(own.get("moe_frequency"), layers) if experts else (0, 1)
     ffn = own.get("ffn") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
     expert_ffn = (own.get("expert_ffn") or ffn) if experts else 0
     positions = own.get("positions", "learned_absolute")
@@ -228,13 +228,13 @@ def _wanted(facts: Facts, program: str) -> dict[str, Any]:
         "bias": own.get("bias", True), "tied": own.get("tied", True), "decoder_layers": decoders,
         "dropout": max(facts.get("model.attention_dropout"), facts.get("model.hidden_dropout")) > 0,
     }  # fmt: skip
-    wanted["positions"] = _learned_positions(facts)
+    wanted["positions"] = _count_learned_positions(facts)
     if not experts or first or every > 1:
         wanted["ffn"] = ffn
     return wanted
 
 
-def _learned_positions(facts: Facts) -> int:
+def _count_learned_positions(facts: Facts) -> int:
     """Return the number of learned position embeddings, or 0."""
     if facts.get("model.positions", "learned_absolute") != "learned_absolute" or facts.get("model.latent"):
         return 0
@@ -242,13 +242,13 @@ def _learned_positions(facts: Facts) -> int:
     return int(facts.get("model.max_positions") or length or 2048)
 
 
-def _expert_layers(text: str | None, layers: int) -> tuple[int, int]:
+def _read_expert_layers(text: str | None, layers: int) -> tuple[int, int]:
     """Return the number of dense layers at the beginning, and the distance between layers with experts."""
     if text is None:
         return 0, 1
     if re.fullmatch(r"\d{1,6}", text, re.ASCII) and int(text):
         return 0, int(text)
-    pattern = _frequency_list(text)
+    pattern = _parse_frequency_list(text)
     if pattern is not None and len(pattern) == layers and 1 in pattern:
         first = pattern.index(1)
         if all(pattern[first:]):
@@ -259,7 +259,7 @@ def _expert_layers(text: str | None, layers: int) -> tuple[int, int]:
     raise SpecError("--moe-layer-freq", f"{text[:60]!r} is not read", "write ([0]*N+[1]*M), or every n-th layer")
 
 
-def _frequency_list(text: str) -> list[int] | None:
+def _parse_frequency_list(text: str) -> list[int] | None:
     """Return the value of a list expression such as `([0]*3+[1]*58)`, or None. Nothing is evaluated as Python."""
     if len(text) > 4096:
         return None
@@ -275,13 +275,13 @@ def _frequency_list(text: str) -> list[int] | None:
     return items
 
 
-def _custom_model(facts: Facts, wanted: dict[str, Any], vocab: int) -> dict[str, Any]:
+def _build_custom_model(facts: Facts, wanted: dict[str, Any], vocab: int) -> dict[str, Any]:
     """Return `spec.model` of a model that no preset describes.
 
     Raises:
         SpecError: the model is of a kind that only a name can describe.
     """
-    own = facts.prefix("model.")
+    own = facts.get_by_prefix("model.")
     base = {
         "hidden_size": wanted["hidden"], "num_hidden_layers": wanted["layers"], "vocab_size": vocab,
         "num_attention_heads": wanted["heads"], "num_key_value_heads": wanted["kv_heads"],

@@ -45,13 +45,15 @@ def dimensions(model: Model) -> dict[str, Any]:
 
 
 @cache
-def _transformers() -> tuple[tuple[str, int, dict[str, Any]], ...]:
+def _list_transformers() -> tuple[tuple[str, int, dict[str, Any]], ...]:
     """Return the name, the vocabulary size and the dimensions of every transformer preset."""
     known = (model for model in zoo.presets().values() if model.family in _FAMILIES and not model.towers)
     return tuple((model.name, model.vocab, dimensions(model)) for model in known)
 
 
-def find_preset_like(wanted: Mapping[str, Any], vocab: int | None, optional: tuple[str, ...] = ()) -> str | None:
+def find_preset_by_dimensions(
+    wanted: Mapping[str, Any], vocab: int | None, optional: tuple[str, ...] = ()
+) -> str | None:
     """Return the first preset with these dimensions, or None.
 
     Args:
@@ -61,7 +63,7 @@ def find_preset_like(wanted: Mapping[str, Any], vocab: int | None, optional: tup
     """
     alike = [
         (name, size, own)
-        for name, size, own in _transformers()
+        for name, size, own in _list_transformers()
         if all(own[key] == value for key, value in wanted.items() if key not in optional)
         and (vocab is None or abs(vocab - size) <= 2048)
     ]
@@ -69,7 +71,7 @@ def find_preset_like(wanted: Mapping[str, Any], vocab: int | None, optional: tup
     return exact[0] if exact else alike[0][0] if alike else None
 
 
-def find_named(name: str) -> str | None:
+def find_preset_in_name(name: str) -> str | None:
     """Return the preset named at the end of a Hugging Face Hub name or a path, or None."""
     for text in (name, name.rstrip("/").rpartition("/")[2]):
         try:

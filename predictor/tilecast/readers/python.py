@@ -48,7 +48,7 @@ _ASIDE = ("env_vars", "logger", "tokenizer")
 
 
 @dataclass(slots=True, eq=False)
-class Built:
+class BuiltObject:
     """An object that a call builds: the name of the called function, and its arguments or fields by name."""
 
     name: str
@@ -123,7 +123,7 @@ class _ContinueError(_StopError):
 
 
 @dataclass(slots=True, eq=False)
-class _Block:
+class _RunningBlock:
     """A call or a loop that is being interpreted."""
 
     base: int
@@ -148,7 +148,7 @@ def find_functions(text: str, name: str) -> dict[str, str]:
             positional = [*node.args.posonlyargs, *node.args.args]
             if len(positional) == len(node.args.defaults) and None not in node.args.kw_defaults:
                 # A type is a name here, or a name behind names of modules.
-                found[node.name] = ".".join(_dotted(node.returns))
+                found[node.name] = ".".join(_split_dotted_name(node.returns))
     return found
 
 
@@ -166,7 +166,7 @@ def find_import(text: str, name: str, imported: str, package: str) -> str:
     return ""
 
 
-def _dotted(node: ast.expr) -> list[str]:
+def _split_dotted_name(node: ast.expr) -> list[str]:
     """Return the parts of a dotted name, or an empty list for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -203,7 +203,7 @@ def read_function(
         if not isinstance(made, Function):
             raise SpecError(name, f"has no function {function[:60]!r}", "name one of its functions")
         value = reader.call(made, [], {})
-        if not isinstance(value, Built | dict):
+        if not isinstance(value, BuiltObject | dict):
             raise SpecError(f"{name}:{function}", "returns nothing that can be read", "describe the job by flags")
         settings: list[Setting] = []
         reader.flatten(value, "", settings, 0)
@@ -257,11 +257,11 @@ class _Reader:
         """Calls of unknown functions that may change an object, with their other arguments."""
         self.unsure = 0
         """Number of open branches with a condition that is known only at run time."""
-        self.frame = self.loop = _Block(0)
+        self.frame = self.loop = _RunningBlock(0)
         self.flat = 0
         """Number of items of settings so far."""
 
-    def _step(self, count: int = 1) -> None:
+    def _count_steps(self, count: int = 1) -> None:
         self.steps += count
         if self.steps > MAX_STEPS:
             raise SpecError(self.name, f"takes more than {MAX_STEPS:,} steps to follow", "describe the job by flags")
@@ -270,7 +270,7 @@ class _Reader:
         """Return the module of a text, with its functions and constants."""
         module = self.modules[name] = _Module(name, place=tuple(place))
         outer, self.unsure = (self.unsure, self.frame, self.loop), 0
-        self.frame = self.loop = _Block(0)
+        self.frame = self.loop = _RunningBlock(0)
         try:
             with contextlib.suppress(_ReturnError, _StopError):
                 self._run(_parse(text, name).body, module.names, module)
@@ -287,11 +287,11 @@ class _Reader:
         scope: _Scope = dict(function.outer)
         defaults = dict(zip(reversed(names), reversed(own.defaults), strict=False))
         defaults |= {one.arg: value for one, value in zip(own.kwonlyargs, own.kw_defaults, strict=True) if value}
-        scope |= {key: self._value(node, function.module.names, function.module) for key, node in defaults.items()}
+        scope |= {key: self._evaluate(node, function.module.names, function.module) for key, node in defaults.items()}
         known = {*names, *(one.arg for one in own.kwonlyargs)}
         if _REST in keywords:
             scope |= {key: unknown(key) for key in known}
-        if _is_open(args):
+        if _has_unknown_items(args):
             args = args[: next(place for place, one in enumerate(args) if one == _OPEN)]
             scope |= {key: unknown(key) for key in names[len(args) :]}
             rest = [_OPEN]
@@ -304,7 +304,7 @@ class _Reader:
         if own.kwarg:
             scope[own.kwarg.arg] = {key: value for key, value in keywords.items() if key not in known}
         outer = self.unsure, self.frame, self.loop
-        frame = self.frame = self.loop = _Block(self.unsure)
+        frame = self.frame = self.loop = _RunningBlock(self.unsure)
         self.calls += 1
         value = None
         try:
@@ -320,15 +320,15 @@ class _Reader:
 
     def flatten(self, value: object, prefix: str, settings: list[Setting], depth: int) -> None:
         """Add a setting for each field of an object. The setting of the object itself is the name of what built it."""
-        self._step()
+        self._count_steps()
         if depth > _MAX_DEPTH or len(settings) > MAX_ITEMS or len(prefix) > _MAX_NAME:
             raise SpecError(self.name, "builds more than can be read", "flatten it")
-        if isinstance(value, Built | dict):
-            fields = value.fields if isinstance(value, Built) else value
+        if isinstance(value, BuiltObject | dict):
+            fields = value.fields if isinstance(value, BuiltObject) else value
             if _REST in fields and prefix.partition(".")[0] not in _ASIDE:
                 where = f"{self.name}: {prefix}" if prefix else self.name
                 raise SpecError(where, "has fields that only a run would know", "write them as literals")
-            if prefix and isinstance(value, Built) and value.name:
+            if prefix and isinstance(value, BuiltObject) and value.name:
                 settings.append(Setting(prefix, (value.name,)))
             for key, item in fields.items():
                 name = "items" if isinstance(key, tuple) else str(key)
@@ -340,7 +340,7 @@ class _Reader:
             # Objects in a list count by their names, and by one field of theirs where they are all alike.
             settings.append(Setting(prefix, tuple(map(_describe, value))))
             if field_name := _LISTED.get(prefix.rpartition(".")[2]):
-                found = [one.fields.get(field_name) for one in value if isinstance(one, Built)]
+                found = [one.fields.get(field_name) for one in value if isinstance(one, BuiltObject)]
                 settings.append(Setting(f"{prefix}.{field_name}", tuple(dict.fromkeys(map(_describe, found)))))
         else:
             settings.append(Setting(prefix, (_describe(value),)))
@@ -351,54 +351,58 @@ class _Reader:
 
     def _run(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
         for node in body:
-            self._step()
-            self._statement(node, scope, module)
+            self._count_steps()
+            self._run_statement(node, scope, module)
 
-    def _statement(self, node: ast.stmt, scope: _Scope, module: _Module) -> None:
+    def _run_statement(self, node: ast.stmt, scope: _Scope, module: _Module) -> None:
         if isinstance(node, ast.FunctionDef):
             scope[node.name] = Function(node, module, {} if scope is module.names else scope)
         elif isinstance(node, ast.Assign):
-            value = self._value(node.value, scope, module)
+            value = self._evaluate(node.value, scope, module)
             for target in node.targets:
-                self._store(target, value, scope, module)
+                self._assign(target, value, scope, module)
         elif isinstance(node, ast.AnnAssign):
             if node.value is not None:
-                self._store(node.target, self._value(node.value, scope, module), scope, module)
+                self._assign(node.target, self._evaluate(node.value, scope, module), scope, module)
         elif isinstance(node, ast.AugAssign):
-            left = self._value(node.target, scope, module)
-            right = self._value(node.value, scope, module)
+            left = self._evaluate(node.target, scope, module)
+            right = self._evaluate(node.value, scope, module)
             if isinstance(left, list) and isinstance(node.op, ast.Add):
                 # A list grows in place, for all its names.
-                self._method(left, "extend", [right], {})
+                self._call_method(left, "extend", [right], {})
             elif isinstance(left, dict) and isinstance(node.op, ast.BitOr):
-                self._method(left, "update", [right], {})
+                self._call_method(left, "update", [right], {})
             else:
-                self._store(node.target, self._operate(node.op, left, right), scope, module)
+                self._assign(node.target, self._operate(node.op, left, right), scope, module)
         elif isinstance(node, ast.Expr):
-            value = self._value(node.value, scope, module)
-            if isinstance(value, Built) and value.name and any(isinstance(one, Built) for one in value.fields.values()):
-                rest = tuple(one for one in value.fields.values() if not isinstance(one, Built | dict | list))
+            value = self._evaluate(node.value, scope, module)
+            if (
+                isinstance(value, BuiltObject)
+                and value.name
+                and any(isinstance(one, BuiltObject) for one in value.fields.values())
+            ):
+                rest = tuple(one for one in value.fields.values() if not isinstance(one, BuiltObject | dict | list))
                 self.effects.append(Setting(f"{value.name.rpartition('.')[2]}()", tuple(map(_describe, rest))))
         elif isinstance(node, ast.Return):
-            value = None if node.value is None else self._value(node.value, scope, module)
+            value = None if node.value is None else self._evaluate(node.value, scope, module)
             if self.unsure == self.frame.base + self.frame.extra:
                 raise _ReturnError(value)
             # Whether it returns here is unknown, so the rest may not run.
             self.frame.returned.append(value)
-            self._end_unsure(self.frame)
+            self._end_uncertain_branch(self.frame)
         elif isinstance(node, ast.If):
-            self._branch(node, scope, module)
+            self._run_if(node, scope, module)
         elif isinstance(node, ast.For | ast.While | ast.Try | ast.TryStar | ast.With | ast.Match):
-            self._compound(node, scope, module)
+            self._run_compound(node, scope, module)
         elif isinstance(node, ast.Raise):
             # A run that is of interest does not fail.
             raise _StopError if self.unsure > self.frame.base + self.frame.extra else _RaiseError
         elif isinstance(node, ast.Break | ast.Continue):
             if self.unsure == self.loop.base:
                 raise _BreakError if isinstance(node, ast.Break) else _ContinueError
-            self._end_unsure(self.loop)
+            self._end_uncertain_branch(self.loop)
         elif isinstance(node, ast.ImportFrom):
-            self._import(node, scope, module)
+            self._run_import(node, scope, module)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
@@ -407,90 +411,90 @@ class _Reader:
             scope[node.name] = Symbol(node.name, is_own=True)
         elif isinstance(node, ast.Delete):
             for target in node.targets:
-                self._delete(target, scope, module)
+                self._run_delete(target, scope, module)
         elif isinstance(node, ast.Global):
             module.names |= {name: unknown(name) for name in node.names if scope is not module.names}
         elif isinstance(node, ast.Nonlocal):
             raise SpecError(self.name, "uses nonlocal variables", "describe the job by flags")
         elif not isinstance(node, ast.Pass | ast.Assert):
-            self._mark([node], scope, module)
+            self._mark_unknown([node], scope, module)
 
-    def _end_unsure(self, block: _Block) -> NoReturn:
+    def _end_uncertain_branch(self, block: _RunningBlock) -> NoReturn:
         """End a branch that may not run, and mark the rest of the call or loop as possibly not run."""
         block.extra += 1
         self.unsure += 1
         raise _StopError
 
-    def _mark(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
+    def _mark_unknown(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
         """Make unknown every variable that the statements store."""
         for outer in body:
             for node in ast.walk(outer):
-                self._step()
+                self._count_steps()
                 if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
                     name = getattr(node, "id", "") or getattr(node, "attr", "a value")
-                    self._store(node, unknown(name), scope, module)
+                    self._assign(node, unknown(name), scope, module)
 
-    def _delete(self, target: ast.expr, scope: _Scope, module: _Module) -> None:
-        owner = self._value(target.value, scope, module) if isinstance(target, ast.Subscript) else None
-        key = self._value(target.slice, scope, module) if isinstance(target, ast.Subscript) else None
+    def _run_delete(self, target: ast.expr, scope: _Scope, module: _Module) -> None:
+        owner = self._evaluate(target.value, scope, module) if isinstance(target, ast.Subscript) else None
+        key = self._evaluate(target.slice, scope, module) if isinstance(target, ast.Subscript) else None
         if isinstance(owner, dict | list):
-            self._method(owner, "pop", [key], {})
+            self._call_method(owner, "pop", [key], {})
         elif isinstance(target, ast.Tuple | ast.List):
             for one in target.elts:
-                self._delete(one, scope, module)
+                self._run_delete(one, scope, module)
         else:
-            self._store(target, unknown("a value"), scope, module)
+            self._assign(target, unknown("a value"), scope, module)
 
-    def _branch(self, node: ast.If, scope: _Scope, module: _Module) -> None:
-        test = self._truth(self._value(node.test, scope, module))
+    def _run_if(self, node: ast.If, scope: _Scope, module: _Module) -> None:
+        test = self._evaluate_condition(self._evaluate(node.test, scope, module))
         if test is None:
             for body in (node.body, node.orelse):
-                self._run_unsure(body, scope, module)
+                self._run_uncertain(body, scope, module)
         else:
             self._run(node.body if test else node.orelse, scope, module)
 
-    def _compound(
+    def _run_compound(
         self, node: ast.For | ast.While | ast.Try | ast.TryStar | ast.With | ast.Match, scope: _Scope, module: _Module
     ) -> None:  # fmt: skip
         if isinstance(node, ast.With):
             for one in node.items:
                 if one.optional_vars is not None:
-                    self._store(one.optional_vars, self._value(one.context_expr, scope, module), scope, module)
+                    self._assign(one.optional_vars, self._evaluate(one.context_expr, scope, module), scope, module)
             self._run(node.body, scope, module)
         elif isinstance(node, ast.Try | ast.TryStar):
             with contextlib.suppress(_RaiseError):
                 self._run([*node.body, *node.orelse], scope, module)
             for handler in node.handlers:
-                self._run_unsure(handler.body, scope, module)
+                self._run_uncertain(handler.body, scope, module)
             self._run(node.finalbody, scope, module)
         elif isinstance(node, ast.Match):
             for case in node.cases:
                 for part in ast.walk(case.pattern):
                     name = getattr(part, "name", None) or getattr(part, "rest", None)
                     scope |= {name: unknown(name)} if isinstance(name, str) else {}
-                self._run_unsure(case.body, scope, module)
+                self._run_uncertain(case.body, scope, module)
         else:
-            self._repeat(node, scope, module)
+            self._run_loop(node, scope, module)
 
-    def _repeat(self, node: ast.For | ast.While, scope: _Scope, module: _Module) -> None:
+    def _run_loop(self, node: ast.For | ast.While, scope: _Scope, module: _Module) -> None:
         """Interpret a loop. If its iterations are unknown, so is what it stores."""
-        items = self._value(node.iter, scope, module) if isinstance(node, ast.For) else None
+        items = self._evaluate(node.iter, scope, module) if isinstance(node, ast.For) else None
         outer = self.loop
-        loop = self.loop = _Block(self.unsure)
+        loop = self.loop = _RunningBlock(self.unsure)
         is_broken = False
         try:
-            if not isinstance(node, ast.For) or not isinstance(items, list | tuple) or _is_open(items):
+            if not isinstance(node, ast.For) or not isinstance(items, list | tuple) or _has_unknown_items(items):
                 # A later turn starts from what an earlier one stored.
-                self._mark(node.body, scope, module)
+                self._mark_unknown(node.body, scope, module)
                 if isinstance(node, ast.For):
-                    self._store(node.target, unknown("a loop"), scope, module)
-                self._run_unsure(node.body, scope, module)
+                    self._assign(node.target, unknown("a loop"), scope, module)
+                self._run_uncertain(node.body, scope, module)
                 loop.extra += 1
                 self.unsure += 1
             else:
                 # The loop may change its list.
                 for item in list(items):
-                    self._store(node.target, item, scope, module)
+                    self._assign(node.target, item, scope, module)
                     try:
                         self._run(node.body, scope, module)
                     except _BreakError:
@@ -508,7 +512,7 @@ class _Reader:
             self.loop = outer
             self.unsure -= loop.extra
 
-    def _run_unsure(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
+    def _run_uncertain(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
         """Interpret statements that may not run. What they change becomes unknown."""
         self.unsure += 1
         try:
@@ -518,7 +522,7 @@ class _Reader:
         finally:
             self.unsure -= 1
 
-    def _import(self, node: ast.ImportFrom, scope: _Scope, importer: _Module) -> None:
+    def _run_import(self, node: ast.ImportFrom, scope: _Scope, importer: _Module) -> None:
         """Import from a module of the package or next to the file, if there is one.
 
         Any other import only defines names. A module of the package is read when a name of it is used.
@@ -579,7 +583,7 @@ class _Reader:
             return self.load(text, name, folder)
         return None
 
-    def _store(self, target: ast.expr, value: Any, scope: _Scope, module: _Module) -> None:
+    def _assign(self, target: ast.expr, value: Any, scope: _Scope, module: _Module) -> None:
         if isinstance(target, ast.Name):
             if self.unsure and not _is_same(scope.get(target.id, value), value):
                 value = unknown(target.id)
@@ -592,16 +596,16 @@ class _Reader:
                 owner.fields[target.attr] = value
         elif isinstance(target, ast.Tuple | ast.List):
             items: Sequence[Any] = value if isinstance(value, list | tuple) else ()
-            if isinstance(value, Built):
+            if isinstance(value, BuiltObject):
                 # The first of several results goes by the name of the call, as an optimizer with its schedule.
-                items = [value, *(Built(f"{value.name}[{place}]") for place in range(1, len(target.elts)))]
+                items = [value, *(BuiltObject(f"{value.name}[{place}]") for place in range(1, len(target.elts)))]
             if len(items) != len(target.elts):
                 items = [unknown("a value")] * len(target.elts)
             for one, item in zip(target.elts, items, strict=True):
-                self._store(one, item, scope, module)
+                self._assign(one, item, scope, module)
         elif isinstance(target, ast.Subscript):
-            owner_of = self._value(target.value, scope, module)
-            key = self._value(target.slice, scope, module)
+            owner_of = self._evaluate(target.value, scope, module)
+            key = self._evaluate(target.slice, scope, module)
             if _is_unknown(owner_of) and isinstance(target.value, ast.Attribute):
                 owner_of = self._find_or_make_owner(target.value, scope, module)
             self._set_item(owner_of, key, value)
@@ -609,53 +613,58 @@ class _Reader:
     def _set_item(self, owner: object, key: object, value: Any) -> None:
         """Set an item of a mapping or a list."""
         is_known = isinstance(key, _KEYS) and not _is_unknown(key)
-        if isinstance(owner, Built):
+        if isinstance(owner, BuiltObject):
             # Whether items of an object are its fields is up to its class.
             owner.fields[key if is_known and isinstance(key, str) else _REST] = unknown(str(key)[:80])
         elif isinstance(owner, dict):
             if not is_known or len(owner) >= MAX_ITEMS:
-                _open(owner)
+                _make_items_unknown(owner)
             elif not self.unsure or not _is_same(owner.get(key), value):
                 owner[key] = unknown(str(key)[:80]) if self.unsure else value
         elif isinstance(owner, list):
-            if isinstance(key, int) and -len(owner) <= key < len(owner) and not self.unsure and not _is_open(owner):
+            if (
+                isinstance(key, int)
+                and -len(owner) <= key < len(owner)
+                and not self.unsure
+                and not _has_unknown_items(owner)
+            ):
                 owner[key] = value
             else:
-                _open(owner)
+                _make_items_unknown(owner)
 
-    def _find_or_make_owner(self, node: ast.expr, scope: _Scope, module: _Module) -> Built | None:
+    def _find_or_make_owner(self, node: ast.expr, scope: _Scope, module: _Module) -> BuiltObject | None:
         """Return the object whose field is set. If only its name is known so far, make the object."""
         if isinstance(node, ast.Attribute):
             outer = self._find_or_make_owner(node.value, scope, module)
             if outer is None:
                 return None
             found = outer.fields.get(node.attr)
-            if not isinstance(found, Built):
+            if not isinstance(found, BuiltObject):
                 # A text, such as "bf16_mixed", names what is built from it.
                 name = found if isinstance(found, str) and not _is_unknown(found) else ""
-                found = outer.fields[node.attr] = Built(name, is_object=True)
+                found = outer.fields[node.attr] = BuiltObject(name, is_object=True)
             return found
-        value = self._value(node, scope, module)
-        return value if isinstance(value, Built) else None
+        value = self._evaluate(node, scope, module)
+        return value if isinstance(value, BuiltObject) else None
 
     # --- expressions
 
-    def _truth(self, value: object) -> bool | None:
+    def _evaluate_condition(self, value: object) -> bool | None:
         if _is_unknown(value) or isinstance(value, Symbol):
             return None
-        if isinstance(value, Built):
+        if isinstance(value, BuiltObject):
             return True if value.is_object else None
-        if isinstance(value, list | tuple | dict) and _is_open(value):
+        if isinstance(value, list | tuple | dict) and _has_unknown_items(value):
             return None
         return True if isinstance(value, Function | _Module) else bool(value)
 
-    def _value(self, node: ast.expr, scope: _Scope, module: _Module) -> Any:
+    def _evaluate(self, node: ast.expr, scope: _Scope, module: _Module) -> Any:
         """Return the value of an expression."""
-        self._step()
+        self._count_steps()
         reader = self._READERS.get(type(node))
         return unknown("an expression") if reader is None else reader(self, node, scope, module)
 
-    def _constant(self, node: ast.Constant, _scope: _Scope, _module: _Module) -> Any:
+    def _evaluate_constant(self, node: ast.Constant, _scope: _Scope, _module: _Module) -> Any:
         is_long = isinstance(node.value, int) and abs(node.value) >= 2**63
         return unknown("a number") if is_long else node.value
 
@@ -664,110 +673,112 @@ class _Reader:
             return self._resolve(scope[node.id])
         return self._resolve(module.names.get(node.id, Symbol(node.id)))
 
-    def _attribute(self, node: ast.Attribute, scope: _Scope, module: _Module) -> Any:
-        owner = self._value(node.value, scope, module)
+    def _evaluate_attribute(self, node: ast.Attribute, scope: _Scope, module: _Module) -> Any:
+        owner = self._evaluate(node.value, scope, module)
         if isinstance(owner, Symbol):
             return Symbol(f"{owner.name}.{node.attr}"[:200])
-        if isinstance(owner, Built):
+        if isinstance(owner, BuiltObject):
             return owner.fields.get(node.attr, unknown(node.attr))
         if isinstance(owner, _Module):
             return self._resolve(owner.names.get(node.attr, Symbol(node.attr)))
         return unknown(node.attr)
 
-    def _tuple(self, node: ast.Tuple, scope: _Scope, module: _Module) -> list[Any] | tuple[Any, ...]:
+    def _evaluate_tuple(self, node: ast.Tuple, scope: _Scope, module: _Module) -> list[Any] | tuple[Any, ...]:
         """Return a tuple if all items are literals, so that it can be a key. Otherwise return a list."""
-        items = self._list(node, scope, module)
+        items = self._evaluate_list(node, scope, module)
         return tuple(items) if all(isinstance(one, _PLAIN) for one in items) else items
 
-    def _list(self, node: ast.List | ast.Tuple, scope: _Scope, module: _Module) -> list[Any]:
+    def _evaluate_list(self, node: ast.List | ast.Tuple, scope: _Scope, module: _Module) -> list[Any]:
         items: list[Any] = []
         for one in node.elts[:MAX_ITEMS]:
             if isinstance(one, ast.Starred):
-                inner = self._value(one.value, scope, module)
+                inner = self._evaluate(one.value, scope, module)
                 items += inner if isinstance(inner, list | tuple) else [_OPEN]
             else:
-                items.append(self._value(one, scope, module))
+                items.append(self._evaluate(one, scope, module))
         return items[:MAX_ITEMS]
 
-    def _dict(self, node: ast.Dict, scope: _Scope, module: _Module) -> dict[Any, Any]:
+    def _evaluate_dict(self, node: ast.Dict, scope: _Scope, module: _Module) -> dict[Any, Any]:
         items: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
-            found = self._value(value, scope, module)
+            found = self._evaluate(value, scope, module)
             if key is None:
-                self._update(items, found)
+                self._update_mapping(items, found)
             else:
-                name = self._value(key, scope, module)
+                name = self._evaluate(key, scope, module)
                 if isinstance(name, _KEYS) and not _is_unknown(name):
                     items[name] = found
                 elif isinstance(name, Symbol):
                     items[name.name] = found
                 else:
-                    _open(items)
+                    _make_items_unknown(items)
         return items
 
-    def _binary(self, node: ast.BinOp, scope: _Scope, module: _Module) -> Any:
-        return self._operate(node.op, self._value(node.left, scope, module), self._value(node.right, scope, module))
+    def _evaluate_binary(self, node: ast.BinOp, scope: _Scope, module: _Module) -> Any:
+        return self._operate(
+            node.op, self._evaluate(node.left, scope, module), self._evaluate(node.right, scope, module)
+        )
 
     def _operate(self, how: ast.operator, left: Any, right: Any) -> Any:
         value = _operate(how, left, right)
-        self._step(len(value) // _PER_STEP if isinstance(value, list | str) else 0)
+        self._count_steps(len(value) // _PER_STEP if isinstance(value, list | str) else 0)
         return value
 
-    def _named(self, node: ast.NamedExpr, scope: _Scope, module: _Module) -> Any:
-        self._store(node.target, self._value(node.value, scope, module), scope, module)
+    def _evaluate_named(self, node: ast.NamedExpr, scope: _Scope, module: _Module) -> Any:
+        self._assign(node.target, self._evaluate(node.value, scope, module), scope, module)
         return scope[node.target.id]
 
-    def _unary(self, node: ast.UnaryOp, scope: _Scope, module: _Module) -> Any:
-        value = self._value(node.operand, scope, module)
+    def _evaluate_unary(self, node: ast.UnaryOp, scope: _Scope, module: _Module) -> Any:
+        value = self._evaluate(node.operand, scope, module)
         if isinstance(node.op, ast.Not):
-            truth = self._truth(value)
+            truth = self._evaluate_condition(value)
             return unknown("a condition") if truth is None else not truth
         if isinstance(node.op, ast.USub) and isinstance(value, int | float):
             return -value
         return unknown("an expression")
 
-    def _bool(self, node: ast.BoolOp, scope: _Scope, module: _Module) -> Any:
+    def _evaluate_bool(self, node: ast.BoolOp, scope: _Scope, module: _Module) -> Any:
         is_and, value = isinstance(node.op, ast.And), None
         for place, one in enumerate(node.values):
-            value = self._value(one, scope, module)
-            truth = self._truth(value)
+            value = self._evaluate(one, scope, module)
+            truth = self._evaluate_condition(value)
             if truth is None:
-                self._values_unsure(node.values[place + 1 :], scope, module)
+                self._evaluate_uncertain(node.values[place + 1 :], scope, module)
                 return unknown("a condition")
             if truth != is_and:
                 return value
         return value
 
     def _compare(self, node: ast.Compare, scope: _Scope, module: _Module) -> Any:
-        left = self._value(node.left, scope, module)
+        left = self._evaluate(node.left, scope, module)
         for how, other in zip(node.ops, node.comparators, strict=True):
-            right = self._value(other, scope, module)
+            right = self._evaluate(other, scope, module)
             if isinstance(how, ast.In | ast.NotIn) and isinstance(right, list | tuple | dict | str):
-                self._step(len(right) * (len(left) if isinstance(left, tuple) else 1) // _PER_STEP)
+                self._count_steps(len(right) * (len(left) if isinstance(left, tuple) else 1) // _PER_STEP)
             value = _compare(how, left, right)
             if value is not True:
                 return unknown("a condition") if value is None else False
             left = right
         return True
 
-    def _choice(self, node: ast.IfExp, scope: _Scope, module: _Module) -> Any:
-        test = self._truth(self._value(node.test, scope, module))
+    def _evaluate_conditional(self, node: ast.IfExp, scope: _Scope, module: _Module) -> Any:
+        test = self._evaluate_condition(self._evaluate(node.test, scope, module))
         if test is None:
-            self._values_unsure([node.body, node.orelse], scope, module)
+            self._evaluate_uncertain([node.body, node.orelse], scope, module)
             return unknown("a condition")
-        return self._value(node.body if test else node.orelse, scope, module)
+        return self._evaluate(node.body if test else node.orelse, scope, module)
 
-    def _values_unsure(self, nodes: Sequence[ast.expr], scope: _Scope, module: _Module) -> None:
+    def _evaluate_uncertain(self, nodes: Sequence[ast.expr], scope: _Scope, module: _Module) -> None:
         """Interpret expressions that may not be evaluated, for their side effects."""
         self.unsure += 1
         for node in nodes:
-            self._value(node, scope, module)
+            self._evaluate(node, scope, module)
         self.unsure -= 1
 
-    def _text(self, node: ast.JoinedStr, scope: _Scope, module: _Module) -> str:
+    def _evaluate_joined_text(self, node: ast.JoinedStr, scope: _Scope, module: _Module) -> str:
         parts = []
         for one in node.values:
-            value = self._value(one.value if isinstance(one, ast.FormattedValue) else one, scope, module)
+            value = self._evaluate(one.value if isinstance(one, ast.FormattedValue) else one, scope, module)
             is_plain = not isinstance(one, ast.FormattedValue) or (one.format_spec is None and one.conversion == -1)
             is_plain = is_plain and isinstance(value, str | int | float)
             parts.append(str(value)[:MAX_ITEMS] if is_plain else unknown("a value"))
@@ -776,12 +787,12 @@ class _Reader:
             parts = ["".join(parts)]
         return "".join(parts)
 
-    def _subscript(self, node: ast.Subscript, scope: _Scope, module: _Module) -> Any:
-        owner, key = self._value(node.value, scope, module), self._value(node.slice, scope, module)
+    def _evaluate_subscript(self, node: ast.Subscript, scope: _Scope, module: _Module) -> Any:
+        owner, key = self._evaluate(node.value, scope, module), self._evaluate(node.slice, scope, module)
         if isinstance(owner, Symbol) and isinstance(key, str) and not _is_unknown(key):
             return Symbol(f"{owner.name}.{key}"[:200])
         if isinstance(key, str | int | tuple) and isinstance(owner, dict | list | tuple):
-            if not isinstance(owner, dict) and _is_open(owner):
+            if not isinstance(owner, dict) and _has_unknown_items(owner):
                 return unknown("an item")
             try:
                 return owner[key]  # type: ignore[index]
@@ -789,65 +800,65 @@ class _Reader:
                 pass
         return unknown("an item")
 
-    def _call(self, node: ast.Call, scope: _Scope, module: _Module) -> Any:
+    def _evaluate_call(self, node: ast.Call, scope: _Scope, module: _Module) -> Any:
         args: list[Any] = []
         for one in node.args:
             if isinstance(one, ast.Starred):
-                args += self._list(ast.List([one], ast.Load()), scope, module)
+                args += self._evaluate_list(ast.List([one], ast.Load()), scope, module)
             else:
-                args.append(self._value(one, scope, module))
+                args.append(self._evaluate(one, scope, module))
         keywords: dict[str, Any] = {}
         for word in node.keywords:
-            value = self._value(word.value, scope, module)
+            value = self._evaluate(word.value, scope, module)
             if word.arg is not None:
                 keywords[word.arg] = value
             elif isinstance(value, dict):
-                self._step(len(value) // _PER_STEP)
+                self._count_steps(len(value) // _PER_STEP)
                 keywords |= {key: item for key, item in value.items() if isinstance(key, str)}
             else:
                 keywords[_REST] = unknown("arguments")
         if isinstance(node.func, ast.Attribute):
-            owner = self._value(node.func.value, scope, module)
+            owner = self._evaluate(node.func.value, scope, module)
             if not isinstance(owner, Symbol | _Module):
-                return self._method(owner, node.func.attr, args, keywords)
-        function = self._value(node.func, scope, module)
+                return self._call_method(owner, node.func.attr, args, keywords)
+        function = self._evaluate(node.func, scope, module)
         if isinstance(function, Function):
             return self.call(function, args, keywords)
         if not isinstance(function, Symbol):
-            return self._mark_arguments("a call", [*args, *keywords.values()])
+            return self._call_unknown_function("a call", [*args, *keywords.values()])
         if function.is_own:
             # Fields of a class are not followed.
-            return Built(function.name, {**keywords, _REST: unknown("fields")}, is_object=True)
-        return self._build(function.name, args, keywords)
+            return BuiltObject(function.name, {**keywords, _REST: unknown("fields")}, is_object=True)
+        return self._build_object(function.name, args, keywords)
 
-    def _mark_arguments(self, name: str, args: Sequence[Any]) -> str:
+    def _call_unknown_function(self, name: str, args: Sequence[Any]) -> str:
         """Return the value of a call of an unknown function.
 
         Mark its arguments as partly unknown, as the call may change them.
         """
         for one in args:
-            if isinstance(one, Built):
+            if isinstance(one, BuiltObject):
                 one.fields[_REST] = unknown(name)
             elif isinstance(one, dict | list):
-                _open(one)
+                _make_items_unknown(one)
         return unknown(name)
 
-    def _update(self, owner: dict[Any, Any], other: object) -> None:
+    def _update_mapping(self, owner: dict[Any, Any], other: object) -> None:
         """Update a mapping by another."""
         if not isinstance(other, dict) or len(owner) + len(other) > 2 * MAX_ITEMS:
-            _open(owner)
+            _make_items_unknown(owner)
             return
-        self._step(len(other) // _PER_STEP)
+        self._count_steps(len(other) // _PER_STEP)
         if _REST in other:
-            _open(owner)
+            _make_items_unknown(owner)
         for key, value in list(other.items()):
             if not self.unsure or not _is_same(owner.get(key), value):
                 owner[key] = unknown(str(key)[:80]) if self.unsure else value
 
     def _copy(self, value: Any, copied: dict[int, Any], depth: int = 0) -> Any:
         """Return a deep copy. An object that occurs several times is copied once."""
-        self._step()
-        if not isinstance(value, Built | dict | list):
+        self._count_steps()
+        if not isinstance(value, BuiltObject | dict | list):
             return value
         if id(value) in copied:
             return copied[id(value)]
@@ -859,20 +870,20 @@ class _Reader:
             items += [self._copy(one, copied, depth + 1) for one in value]
             return items
         fields: dict[Any, Any] = {}
-        made = Built(value.name, fields, value.is_object) if isinstance(value, Built) else fields
+        made = BuiltObject(value.name, fields, value.is_object) if isinstance(value, BuiltObject) else fields
         copied[id(value)] = made
-        for key, item in (value.fields if isinstance(value, Built) else value).items():
+        for key, item in (value.fields if isinstance(value, BuiltObject) else value).items():
             fields[key] = self._copy(item, copied, depth + 1)
         return made
 
-    def _build(self, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
+    def _build_object(self, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
         """Return the object that a call of a name from outside the folder builds."""
         last = name.rpartition(".")[2]
         if last == "deepcopy" and len(args) == 1:
             return self._copy(args[0], {})
         if last == "copy" and len(args) == 1:
             return self._copy_shallow(args[0])
-        if last == "setattr" and len(args) == 3 and isinstance(args[0], Built):
+        if last == "setattr" and len(args) == 3 and isinstance(args[0], BuiltObject):
             owner, key, value = args
             key = key if isinstance(key, str) and not _is_unknown(key) else _REST
             is_sure = key != _REST and (not self.unsure or _is_same(owner.fields.get(key), value))
@@ -884,7 +895,7 @@ class _Reader:
             return self._copy_shallow(list(args[0]))
         if last == "dict" and not args:
             return dict(keywords)
-        if last == "replace" and len(args) == 1 and isinstance(args[0], Built):
+        if last == "replace" and len(args) == 1 and isinstance(args[0], BuiltObject):
             copied = self._copy_shallow(args[0])
             copied.fields |= keywords
             return copied
@@ -892,28 +903,28 @@ class _Reader:
             return _call_builtin(last, args)
         if last in _WRAPPERS and args and isinstance(args[0], Symbol | Function):
             inner = args[0].name if isinstance(args[0], Symbol) else args[0].node.name
-            return Built(inner, dict(keywords), is_object=True)
+            return BuiltObject(inner, dict(keywords), is_object=True)
         base = self.bases.get(last)
-        built = Built(name, {str(place): value for place, value in enumerate(args)} | keywords)
+        built = BuiltObject(name, {str(place): value for place, value in enumerate(args)} | keywords)
         # A call of a function that is not known may return nothing.
         built.is_object = base is not None or last.endswith("Config")
         if base is not None:
-            built.fields = _as_fields(base) | built.fields
+            built.fields = _build_fields(base) | built.fields
         return built
 
     def _copy_shallow(self, value: Any) -> Any:
-        if isinstance(value, Built):
-            self._step(len(value.fields) // _PER_STEP)
-            return Built(value.name, dict(value.fields), value.is_object)
+        if isinstance(value, BuiltObject):
+            self._count_steps(len(value.fields) // _PER_STEP)
+            return BuiltObject(value.name, dict(value.fields), value.is_object)
         if isinstance(value, list | dict):
-            self._step(len(value) // _PER_STEP)
+            self._count_steps(len(value) // _PER_STEP)
             return value.copy()
         return value
 
-    def _method(self, owner: object, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
+    def _call_method(self, owner: object, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
         """Return the result of a method call."""
         if isinstance(owner, str) and not args and name in ("lower", "upper", "strip"):
-            self._step(len(owner) // _PER_STEP)
+            self._count_steps(len(owner) // _PER_STEP)
             return owner if _is_unknown(owner) else getattr(owner, name)()
         if isinstance(owner, str) and name == "join" and len(args) == 1 and isinstance(args[0], list | tuple):
             words = [one for one in args[0] if isinstance(one, str)]
@@ -921,34 +932,34 @@ class _Reader:
             is_short = is_short and len(owner) * len(words) <= MAX_ITEMS
             return owner.join(words)[:MAX_ITEMS] if is_short else unknown("a text")
         if isinstance(owner, list):
-            return self._list_method(owner, name, args)
+            return self._call_list_method(owner, name, args)
         if isinstance(owner, dict):
-            return self._dict_method(owner, name, args, keywords)
-        if isinstance(owner, Built):
+            return self._call_dict_method(owner, name, args, keywords)
+        if isinstance(owner, BuiltObject):
             # A method of a builder, such as AutoBridge.from_hf_pretrained(NAME).to_megatron_provider().
-            self._step(len(owner.fields) // _PER_STEP)
-            return Built(f"{owner.name}.{name}"[:200], {**owner.fields, **keywords})
-        return self._mark_arguments(name, [*args, *keywords.values()])
+            self._count_steps(len(owner.fields) // _PER_STEP)
+            return BuiltObject(f"{owner.name}.{name}"[:200], {**owner.fields, **keywords})
+        return self._call_unknown_function(name, [*args, *keywords.values()])
 
-    def _list_method(self, owner: list[Any], name: str, args: list[Any]) -> Any:
+    def _call_list_method(self, owner: list[Any], name: str, args: list[Any]) -> Any:
         if name == "copy":
             return self._copy_shallow(owner)
         added = args if name == "append" else args[0] if name == "extend" and args else None
         if isinstance(added, list | tuple) and not self.unsure and len(owner) + len(added) <= MAX_ITEMS:
-            self._step(len(added) // _PER_STEP)
+            self._count_steps(len(added) // _PER_STEP)
             owner += added
         elif name not in ("count", "index"):
-            _open(owner)
+            _make_items_unknown(owner)
         return None if name in ("append", "extend") else unknown(name)
 
-    def _dict_method(self, owner: dict[Any, Any], name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
+    def _call_dict_method(self, owner: dict[Any, Any], name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
         key = args[0] if args and isinstance(args[0], _KEYS) and not _is_unknown(args[0]) else None
         default = args[1] if len(args) > 1 else None
         if name == "copy":
             return self._copy_shallow(owner)
         if name == "update":
-            self._update(owner, args[0] if args else {})
-            self._update(owner, keywords)
+            self._update_mapping(owner, args[0] if args else {})
+            self._update_mapping(owner, keywords)
             return None
         if name in ("get", "setdefault", "pop") and args:
             if key is None or (key not in owner and _REST in owner):
@@ -963,29 +974,31 @@ class _Reader:
                 owner.pop(key, None)
             return found
         if name not in ("items", "keys", "values"):
-            _open(owner)
+            _make_items_unknown(owner)
         return unknown(name)
 
     _READERS: Mapping[type, Callable[..., Any]] = {
-        ast.Constant: _constant, ast.Name: _name, ast.Attribute: _attribute, ast.List: _list, ast.Tuple: _tuple,
-        ast.Dict: _dict, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.BoolOp: _bool, ast.Compare: _compare,
-        ast.IfExp: _choice, ast.NamedExpr: _named, ast.JoinedStr: _text, ast.Subscript: _subscript, ast.Call: _call,
+        ast.Constant: _evaluate_constant, ast.Name: _name, ast.Attribute: _evaluate_attribute,
+        ast.List: _evaluate_list, ast.Tuple: _evaluate_tuple, ast.Dict: _evaluate_dict,
+        ast.BinOp: _evaluate_binary, ast.UnaryOp: _evaluate_unary, ast.BoolOp: _evaluate_bool,
+        ast.Compare: _compare, ast.IfExp: _evaluate_conditional, ast.NamedExpr: _evaluate_named,
+        ast.JoinedStr: _evaluate_joined_text, ast.Subscript: _evaluate_subscript, ast.Call: _evaluate_call,
     }  # fmt: skip
 
 
 def _describe(value: object) -> object:
     """Return a literal as it is, and the name of anything else."""
-    if isinstance(value, Built | Symbol):
+    if isinstance(value, BuiltObject | Symbol):
         return value.name
     if isinstance(value, list | tuple) and len(value) <= _MAX_NESTED and all(isinstance(one, str) for one in value):
         return tuple(value)
     return value if isinstance(value, str | int | float | bool | type(None)) else unknown("a value")
 
 
-def _as_fields(base: Mapping[str, Any]) -> dict[str, Any]:
+def _build_fields(base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a base. Nested mappings become objects with fields of their own."""
     return {
-        key: Built("", _as_fields(value), is_object=True) if isinstance(value, Mapping) else value
+        key: BuiltObject("", _build_fields(value), is_object=True) if isinstance(value, Mapping) else value
         for key, value in base.items()
     }
 
@@ -994,14 +1007,14 @@ _OPEN = unknown("a list")
 """Marker of a list item that stands for any number of items."""
 
 
-def _is_open(value: object) -> bool:
+def _has_unknown_items(value: object) -> bool:
     """Return whether the items of a list or mapping are known only at run time."""
     if isinstance(value, dict):
         return _REST in value
     return isinstance(value, list | tuple) and any(isinstance(one, str) and one == _OPEN for one in value)
 
 
-def _open(value: dict[Any, Any] | list[Any]) -> None:
+def _make_items_unknown(value: dict[Any, Any] | list[Any]) -> None:
     """Make all items of a list or mapping unknown."""
     if isinstance(value, list):
         value[:] = [_OPEN]
@@ -1073,7 +1086,7 @@ def _call_builtin(name: str, args: Sequence[Any]) -> Any:
         if all(isinstance(kind, Symbol) for kind in kinds):
             # Classes of a framework have no literals.
             return type(args[0]).__name__ in [kind.name for kind in kinds]
-    if name == "len" and len(args) == 1 and isinstance(args[0], list | dict) and not _is_open(args[0]):
+    if name == "len" and len(args) == 1 and isinstance(args[0], list | dict) and not _has_unknown_items(args[0]):
         return len(args[0])
     if name in ("max", "min") and len(args) > 1 and all(isinstance(one, int | float) for one in args):
         return max(args) if name == "max" else min(args)

@@ -71,7 +71,7 @@ def require_priced(reading: LaunchReading, where: str) -> None:
         raise SpecError(f"{where}: {option}" if where else option, reason, "change it, or ignore it by --lenient")
 
 
-def data_degree(gpus: int | None, tensor: int, pipeline: int, context: int, where: str) -> int | None:
+def compute_data_degree(gpus: int | None, tensor: int, pipeline: int, context: int, where: str) -> int | None:
     """Return the data-parallel degree of a plan, or None if the number of GPUs is unknown.
 
     Raises:
@@ -104,7 +104,7 @@ def drop_none(items: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> dict[str,
     return {key: value for key, value in dict(items).items() if value is not None}
 
 
-def common_fields(facts: Facts) -> dict[str, Any]:
+def list_common_fields(facts: Facts) -> dict[str, Any]:
     """Return the fields of a reading that are taken from the facts unchanged."""
     return {
         "title": facts.table.title,

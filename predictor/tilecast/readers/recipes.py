@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilecast import zoo
-from tilecast.launch_options.options_table import Facts, OptionTable, Setting, spell
+from tilecast.launch_options.options_table import Facts, OptionTable, Setting, spell_option
 from tilecast.readers import models
 from tilecast.readers.documents import flatten, load_mapping
-from tilecast.readers.reading import LaunchReading, check_batch, data_degree, drop_none
+from tilecast.readers.reading import LaunchReading, check_batch, compute_data_degree, drop_none
 from tilecast.spec import Framework, PartialPlan, SpecError
 
 ReadText = Callable[[str], str]
@@ -90,13 +90,15 @@ def read_recipe(
     ranked = PrioritizedFacts([OptionTable.read(name).read_facts(settings, where), *extra])
     gpus = ranked.stated("world.gpus") or gpus
     if (devices := ranked.stated("world.devices")) and int(devices) > 0:
-        gpus = int(devices) * _degree(ranked, "world.nodes", where)
+        gpus = int(devices) * _read_degree(ranked, "world.nodes", where)
     notes = _add_files(ranked, read_text, where)
     if name == "maxtext":
         _add_mesh(ranked.facts[0], gpus)
-    tensor, pipeline, context = (_degree(ranked, f"plan.{one}", where) for one in ("tensor", "pipeline", "context"))
-    data = data_degree(gpus, tensor, pipeline, context, where)
-    micro = _micro_batch(ranked, where or "command")
+    tensor, pipeline, context = (
+        _read_degree(ranked, f"plan.{one}", where) for one in ("tensor", "pipeline", "context")
+    )
+    data = compute_data_degree(gpus, tensor, pipeline, context, where)
+    micro = _read_micro_batch(ranked, where or "command")
     training = {
         key.removeprefix("training."): value
         for items in (
@@ -106,11 +108,11 @@ def read_recipe(
         for key, value in items.items()
         if key.startswith("training.")
     }
-    framework, zero, offload = _sharding(ranked, name, data)
+    framework, zero, offload = _read_sharding(ranked, name, data)
     rank = training.pop("loraRankOfAdapter", 8)
-    training["precision"], weights = _precision(ranked, name, zero >= 2)
+    training["precision"], weights = _read_precision(ranked, name, zero >= 2)
     training |= drop_none({"weights": weights, "offload": offload})
-    training |= _adapters(ranked, name, rank, training)
+    training |= _read_adapters(ranked, name, rank, training)
     if training.get("quantization") == "int8" and zero >= 2:
         option = ranked.find_option("quantized", "quantization")
         ranked.facts[0].unpriced.setdefault(option, "bitsandbytes has no INT8 weights that ranks share")
@@ -131,26 +133,26 @@ def read_recipe(
         ranked.facts[0].origins.setdefault("offloaded", "gradient_checkpointing")
     if ranked.stated("offloaded"):
         training["offloadActivations"] = 1.0
-        mode, because = _recompute_offloaded(ranked, name, mode, bool(training.get("loraRank")), where)
+        mode, because = _read_offloaded_recomputation(ranked, name, mode, bool(training.get("loraRank")), where)
         notes += because
     plan = PartialPlan(
         data=data,
         tensor=tensor,
         pipeline=pipeline,
         context=context,
-        expert=_degree(ranked, "plan.expert", where),
+        expert=_read_degree(ranked, "plan.expert", where),
         zero_stage=zero,
         micro_batch=micro,
         checkpointing=mode,
         sequence_parallel=name == "maxtext" and tensor > 1,
     )
-    accumulation = _accumulation(ranked, micro, where)
+    accumulation = _read_accumulation(ranked, micro, where)
     if data is not None and "globalBatchSize" not in training:
         training["globalBatchSize"] = micro * accumulation * data
     check_batch(training.get("globalBatchSize"), micro, data, where, "batch")
     if name == "torchtune" and not training.get("loraRank"):
         _check_update(ranked.facts[0], settings, gpus == 1 and accumulation == 1)
-    if zero and (degree := _shard_degree(ranked, name, data, where)):
+    if zero and (degree := _read_shard_degree(ranked, name, data, where)):
         training["shardDegree"] = degree
     elif ranked.stated("hybrid") and gpus_per_node and data and data > gpus_per_node:
         training["shardDegree"] = gpus_per_node
@@ -160,7 +162,7 @@ def read_recipe(
         framework=framework,
         training=drop_none(training),
         plan=plan,
-        model_name=_model_name(ranked, where or "command"),
+        model_name=_read_model_name(ranked, where or "command"),
         gpus=gpus,
         gpus_per_node=gpus_per_node,
         notes=tuple(notes),
@@ -168,7 +170,7 @@ def read_recipe(
     )
 
 
-def _shard_degree(ranked: PrioritizedFacts, name: str, data: int | None, where: str) -> int | None:
+def _read_shard_degree(ranked: PrioritizedFacts, name: str, data: int | None, where: str) -> int | None:
     """Return the ranks that share weights, or None if all do or the recipe does not say it.
 
     axolotl (utils/distributed.py) makes replicas of the ranks that are left over, torchtune shares over them.
@@ -210,12 +212,12 @@ def _wrapped_layers(ranked: PrioritizedFacts, mode: str, where: str) -> tuple[st
     if not re.fullmatch(r"\d{1,6}", every):
         problem = f"{every[:40]!r} is not read"
         raise SpecError(f"{where}: {option}" if where else option, problem, 'use "op", or every n-th layer')
-    layers = zoo.find_preset(_model_name(ranked, where)).layers
+    layers = zoo.find_preset(_read_model_name(ranked, where)).layers
     count = layers // int(every) if int(every) > 1 else layers
     return ("full", count if count < layers else None) if count else ("none", None)
 
 
-def _recompute_offloaded(
+def _read_offloaded_recomputation(
     ranked: PrioritizedFacts, name: str, mode: str, has_adapters: bool, where: str
 ) -> tuple[str, list[str]]:
     """Return what a job recomputes that offloads activations, and a list with a note if that is not what it states.
@@ -263,7 +265,7 @@ def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) ->
         facts.unpriced[option] = "on one GPU without accumulation, only the update within the backward pass is priced"
 
 
-def _degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
+def _read_degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
     """Return the count that `target` names, such as a parallel degree, or 1 if no source sets it.
 
     Raises:
@@ -276,16 +278,16 @@ def _degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
     return value
 
 
-def _accumulation(ranked: PrioritizedFacts, micro: int, where: str) -> int:
+def _read_accumulation(ranked: PrioritizedFacts, micro: int, where: str) -> int:
     """Return the micro-batches of a step. axolotl may state the samples of a rank in their place.
 
     Raises:
         SpecError: the samples of a rank are no multiple of the micro-batch, or contradict the number of micro-batches.
     """
-    steps = _degree(ranked, "accumulation", where)
+    steps = _read_degree(ranked, "accumulation", where)
     if ranked.stated("batch_of_rank") is None:
         return steps
-    batch = _degree(ranked, "batch_of_rank", where)
+    batch = _read_degree(ranked, "batch_of_rank", where)
     stated = ranked.stated("accumulation")
     if batch % micro or (stated is not None and steps * micro != batch):
         option = ranked.find_option("batch_of_rank", "batch_size")
@@ -296,7 +298,7 @@ def _accumulation(ranked: PrioritizedFacts, micro: int, where: str) -> int:
     return batch // micro
 
 
-def _micro_batch(ranked: PrioritizedFacts, where: str) -> int:
+def _read_micro_batch(ranked: PrioritizedFacts, where: str) -> int:
     if (each := ranked.stated("per_device")) is not None:
         # MaxText counts samples by device, also by those that share a sample.
         each *= ranked.get("plan.tensor", 1) * ranked.get("plan.context", 1)
@@ -310,7 +312,7 @@ def _micro_batch(ranked: PrioritizedFacts, where: str) -> int:
                  if entry["to"] == "plan.micro_batch"]  # fmt: skip
         if batch is None or steps is None:
             raise SpecError(f"{where}: {names[0] if names else 'batch'}", "is missing", "give the samples of a GPU")
-        return max(1, int(batch) // _degree(ranked, "accumulation", where))
+        return max(1, int(batch) // _read_degree(ranked, "accumulation", where))
     if int(micro) < 1:
         raise SpecError(where, f"a micro-batch of {micro} is no count", "give one from 1")
     return int(micro)
@@ -324,7 +326,7 @@ def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> lis
     notes: list[str] = []
     path = ranked.stated("deepspeed")
     if path:
-        values = _deepspeed_values(str(path), read_text, ranked.facts[0].table, notes)
+        values = _read_deepspeed_values(str(path), read_text, ranked.facts[0].table, notes)
         table = OptionTable.read("deepspeed")
         found = [setting for setting in flatten(values) if setting.text.lower() != "auto" and setting.values != (None,)]
         ranked.facts.append(table.read_facts(found, str(path)[:60]))
@@ -378,7 +380,7 @@ _AXES: Mapping[str, tuple[int, int]] = {
 """MaxText's default degree of each axis, within nodes and between them."""
 
 
-def _deepspeed_values(path: str, read_text: ReadText, table: OptionTable, notes: list[str]) -> dict[str, Any]:
+def _read_deepspeed_values(path: str, read_text: ReadText, table: OptionTable, notes: list[str]) -> dict[str, Any]:
     """Return DeepSpeed's configuration. A missing file is known if the launcher has one of that name.
 
     Args:
@@ -414,7 +416,7 @@ _HOST_PARTS: Mapping[str, str] = {"optimizer": "optimizer", "weights": "param"}
 """DeepSpeed's name of what lives on the host, by the name in a table of its files."""
 
 
-def _sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Framework, int, str | None]:
+def _read_sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Framework, int, str | None]:
     """Return the framework, the ZeRO stage, and what is offloaded to the host."""
     offload = ranked.get("offload_parameters") or ranked.get("offload_optimizer") or ranked.get("training.offload")
     kind = str(ranked.stated("distributed") or "")
@@ -435,7 +437,7 @@ def _sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Fr
     has_engine = any(one.table.name == "deepspeed" for one in ranked.facts)
     if kind == "DEEPSPEED" or ranked.stated("deepspeed") or has_engine:
         # A script of its own may build a pipeline. Trainer and Accelerate give DeepSpeed the whole model.
-        is_own = name == "deepspeed" or spell(ranked.find_option("deepspeed", "")) == "deepspeed-config"
+        is_own = name == "deepspeed" or spell_option(ranked.find_option("deepspeed", "")) == "deepspeed-config"
         engine: Framework = "deepspeed" if is_own else "huggingface-deepspeed"
         return engine, int(ranked.get("plan.zero_stage", 0)), offload
     words = str(ranked.stated("fsdp") or "").replace(",", " ").lower()
@@ -455,7 +457,7 @@ def _is_litgpt(ranked: PrioritizedFacts) -> bool:
     return any(option.startswith("train.") for option in ranked.facts[0].origins.values())
 
 
-def _precision(ranked: PrioritizedFacts, name: str, is_sharded: bool) -> tuple[str, str | None]:
+def _read_precision(ranked: PrioritizedFacts, name: str, is_sharded: bool) -> tuple[str, str | None]:
     """Return the precision, and the value of `training.weights`, or None for the framework's default."""
     stated, dtype = ranked.get("precision"), ranked.stated("dtype")
     if name == "lightning":
@@ -488,7 +490,7 @@ _ATTENTION = re.compile(
 """Names of attention projections among the targets of adapters."""
 
 
-def _adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
+def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `spec.training` for LoRA adapters.
 
     If the configuration names no adapter, its LoRA rank is ignored. In LitGPT the rank alone means an adapter.
@@ -526,7 +528,7 @@ _COMPONENTS: Mapping[str, str] = {"phi3_mini": "phi-3-mini", "code_llama2_7b": "
 """Presets of torchtune's builders whose names differ from the preset's."""
 
 
-def _model_name(ranked: PrioritizedFacts, where: str) -> str:
+def _read_model_name(ranked: PrioritizedFacts, where: str) -> str:
     """Return the name of the model in the recipe, or an empty string."""
     component = ranked.stated("model.component")
     if component is None:
@@ -538,7 +540,7 @@ def _model_name(ranked: PrioritizedFacts, where: str) -> str:
     size = builder.removeprefix(f"{family}_").replace("_", ".") if re.search(r"\d_\d+b$", builder) else ""
     size = size or builder.removeprefix(f"{family}_")
     text = _COMPONENTS.get(builder) or f"{family.replace('_', '.')}-{size.replace('_', '-')}"
-    found = models.find_named(text) or models.find_named(re.sub(r"^([a-z]+)(\d)", r"\1-\2", text))
+    found = models.find_preset_in_name(text) or models.find_preset_in_name(re.sub(r"^([a-z]+)(\d)", r"\1-\2", text))
     if found is None:
         raise SpecError(f"{where}: model._component_", f"{builder} is no model that is known", "name it before --")
     return zoo.find_preset(found).name

@@ -59,7 +59,7 @@ _MARKED_WORD = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+
 
 
 @dataclass(slots=True)
-class Budget:
+class ReadingBudget:
     """Remaining cost of reading a script and all texts that it runs."""
 
     name: str
@@ -122,11 +122,11 @@ class Script:
     """Assignments before a command, by its index in `commands`."""
     wrappers: list[list[str]] = field(default_factory=list)
     """Words before each `bash -c`, such as those of mpirun."""
-    budget: Budget = field(init=False)
+    budget: ReadingBudget = field(init=False)
 
     def __post_init__(self) -> None:
         """Set the budget for reading this script to its maximum."""
-        self.budget = Budget(self.name)
+        self.budget = ReadingBudget(self.name)
 
 
 def unknown(name: str) -> str:
@@ -156,7 +156,7 @@ def read_script(
         has_unread: whether the environment may have other variables, so that defaults such as `${N:-8}` are unknown.
 
     Raises:
-        SpecError: it is binary, too long, cut off within a quotation, or its commands cost more than a `Budget`.
+        SpecError: it is binary, too long, cut off within a quotation, or its commands cost more than a `ReadingBudget`.
     """
     if len(text) > MAX_BYTES:
         raise SpecError(name, f"is longer than {MAX_BYTES // 2**20} MiB", "give the launch line behind --")
@@ -178,7 +178,7 @@ def read_script(
     return script
 
 
-class _Pieces:
+class _ExpandedWords:
     """The words to which one word of the text expands. The last one may still grow."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class _Pieces:
 
 
 @dataclass(slots=True)
-class _Chain:
+class _AndOrList:
     """Commands joined by `&&` and `||`. Conditions are True, False, or None if known only at run time."""
 
     gate: bool | None = True
@@ -231,7 +231,7 @@ class _Chain:
 
 
 @dataclass(slots=True)
-class _Branch:
+class _OpenBranch:
     """An open compound command, and whether its present branch runs."""
 
     kind: str
@@ -239,7 +239,7 @@ class _Branch:
     """Whether the compound command runs. None if that is known only at run time."""
     taken: bool | None
     """Whether the present branch runs, if the compound command does."""
-    chain: _Chain
+    chain: _AndOrList
     """Chain that contains the compound command."""
     start: int = 0
     """Position of its opening brace."""
@@ -277,9 +277,9 @@ class _Reader:
         """
         self.script, self.text, self.place, self.depth = script, text, 0, depth
         self.runs, self.arguments, self.is_function = runs, arguments, is_function
-        self.open: list[_Branch] = []
+        self.open: list[_OpenBranch] = []
         self.pending: list[tuple[str, str, bool, bool]] = []
-        self.chain = _Chain()
+        self.chain = _AndOrList()
         self.status: bool | None = None
         """Whether the present command, which has no words so far, succeeds."""
         self.is_begun = self.negates = self.has_ended = False
@@ -304,28 +304,28 @@ class _Reader:
             if char in "\n;&|":
                 if char == "&" and self.text.startswith("&>", self.place):
                     self.place += 2
-                    target = self._redirection_target()
+                    target = self._read_redirection_target()
                     continue
                 pair = self.text[self.place : self.place + 2]
                 mark = pair if pair in ("&&", "||") else char
                 self.place += 2 if pair in ("&&", "||", "|&") else 1
-                self._finish(words, mark)
+                self._finish_command(words, mark)
                 words, target = [], None
                 if char == "\n":
                     self._read_here_documents()
             elif char in "()":
-                words = self._bracket(char, words)
+                words = self._read_bracket(char, words)
                 target = None
             elif char in "<>":
                 if self.text.startswith("<<<", self.place):
                     self.place += 3
                     self._skip_blanks()
-                    self._word()
+                    self._expand_word()
                 elif self.text.startswith("<<", self.place):
                     self._open_here_document(target)
                 else:
                     self.place += 2 if self.text[self.place : self.place + 2] in (">>", ">&", "<&") else 1
-                    file = self._redirection_target()
+                    file = self._read_redirection_target()
                     if char == ">":
                         target = file
                         self.script.budget.spend(steps=len(self.pending))
@@ -334,14 +334,14 @@ class _Reader:
                         ]
             else:
                 self._read_word(words)
-        self._finish(words, "\n")
+        self._finish_command(words, "\n")
         if self.open and self.open[-1].kind not in ("{", "(", "function"):
             raise SpecError(
                 self.script.name, f"ends within `{self.open[-1].kind}`", "check where the script was cut off"
             )
         while self.open:
             self._close_branch(None)
-        self._restore(self.locals)
+        self._restore_values(self.locals)
 
     def _read_condition_mark(self, words: list[str]) -> bool:
         """Read an operator within `[[ … ]]`, where `&&`, brackets and line ends do not separate commands."""
@@ -378,12 +378,12 @@ class _Reader:
         self.place = min(self.place, len(self.text))
         return self.text[start : self.place]
 
-    def _bracket(self, char: str, words: list[str]) -> list[str]:
+    def _read_bracket(self, char: str, words: list[str]) -> list[str]:
         """Read a bracket. Return the words of the present command after it."""
         self.place += 1
         kind = self.open[-1].kind if self.open else ""
         if char == "(" and self.text.startswith("(", self.place) and (not words or words == ["for"]):
-            self._arithmetic_command()
+            self._read_arithmetic_command()
             return words
         if char == "(" and words and self.text.startswith(")", self.place):
             self.place += 1
@@ -394,20 +394,20 @@ class _Reader:
         if char == ")" and kind == "case":
             self.is_begun = False
             return []
-        self._finish(words, ";")
+        self._finish_command(words, ";")
         if char == ")" and (kind == "(" or (kind == "function" and self.text[self.open[-1].start] == "(")):
             self._close_branch(self.chain.status)
         return []
 
-    def _arithmetic_command(self) -> None:
+    def _read_arithmetic_command(self) -> None:
         """Read `((…))`, which succeeds if its result is not 0. Variables that it changes become unknown."""
         end = self.text.find("))", self.place)
         if end < 0:
-            raise self._cut_off("((")
+            raise self._make_unclosed_error("((")
         inner, self.place = self.text[self.place + 1 : end], end + 2
         if re.search(r"\+\+|--|(?<![=<>!])=(?!=)", inner):
             for name in dict.fromkeys(_NAME.findall(inner)):
-                self._forget(name)
+                self._forget_value(name)
         value = _evaluate_arithmetic(inner, self.script.variables)
         self.is_begun, self.status = True, None if UNKNOWN in value else value != "0"
 
@@ -420,7 +420,7 @@ class _Reader:
         if match and (not words or words[0] in _DECLARATIONS):
             variables = self.script.variables
             before = variables.get(match[1])
-            self._assign(match, words)
+            self._read_assignment(match, words)
             after = variables.get(match[1])
             # Arrays stand in front of no command.
             if not words and not isinstance(before, list) and not isinstance(after, list):
@@ -430,13 +430,13 @@ class _Reader:
         start = self.place
         if not words and self.environment:
             # Its own words do not see them.
-            self._restore({name: old for name, (old, _) in self.environment.items()})
-        found = self._word()
+            self._restore_values({name: old for name, (old, _) in self.environment.items()})
+        found = self._expand_word()
         plain = found[0] if len(found) == 1 and self.text.startswith(found[0], start) else ""
         if plain.isdecimal() and self.text[self.place : self.place + 1] in ("<", ">"):
             return
         if not words and plain in _KEYWORDS:
-            self._keyword(plain, start)
+            self._read_keyword(plain, start)
             return
         words += found
         self.is_begun, self.status = True, None
@@ -445,13 +445,13 @@ class _Reader:
         while self.text[self.place : self.place + 1] in (" ", "\t"):
             self.place += 1
 
-    def _redirection_target(self) -> str:
+    def _read_redirection_target(self) -> str:
         self._skip_blanks()
-        return "".join(self._word())
+        return "".join(self._expand_word())
 
     # --- control flow
 
-    def _runs(self) -> bool | None:
+    def _is_running(self) -> bool | None:
         """Return whether the current command runs.
 
         Return False in a skipped branch or after the end of the script, and None if it is known only at run time.
@@ -464,13 +464,13 @@ class _Reader:
     def _open_branch(self, kind: str, taken: bool | None) -> None:
         if len(self.open) >= MAX_BRANCHES:
             raise SpecError(self.script.name, f"nests more than {MAX_BRANCHES} branches", "flatten it")
-        branch = _Branch(kind, self._runs(), taken, self.chain, self.place - 1, self.function, self.negates)
+        branch = _OpenBranch(kind, self._is_running(), taken, self.chain, self.place - 1, self.function, self.negates)
         self.chain.ended = self.has_ended, self.script.has_ended
         if kind == "(":
             branch.saved = {}
             self.script.subshells.append(branch.saved)
         self.open.append(branch)
-        self.chain, self.function, self.is_begun, self.negates = _Chain(), "", False, False
+        self.chain, self.function, self.is_begun, self.negates = _AndOrList(), "", False, False
 
     def _close_branch(self, status: bool | None) -> None:
         branch = self.open.pop()
@@ -481,11 +481,11 @@ class _Reader:
             status = True
         if branch.saved is not None:
             self.script.subshells.pop()
-            self._restore(branch.saved)
+            self._restore_values(branch.saved)
             self.has_ended, self.script.has_ended = branch.chain.ended or (self.has_ended, self.script.has_ended)
         self.chain, self.is_begun, self.status, self.negates = branch.chain, True, status, branch.negates
 
-    def _keyword(self, word: str, start: int) -> None:
+    def _read_keyword(self, word: str, start: int) -> None:
         """Open or close a branch at a keyword."""
         branch = self.open[-1] if self.open else None
         if word == "!":
@@ -500,31 +500,31 @@ class _Reader:
         elif branch is None:
             return
         elif word in ("elif", "else") and branch.kind == "if":
-            branch.taken, self.chain = _negate(branch.done), _Chain()
+            branch.taken, self.chain = _negate(branch.done), _AndOrList()
         elif word == "then" and branch.kind == "if":
             value = self.chain.status
             branch.taken, branch.done = _logical_and(branch.taken, value), _logical_or(branch.done, value)
-            self.chain = _Chain()
+            self.chain = _AndOrList()
         elif word == "do":
-            self.chain = _Chain()
+            self.chain = _AndOrList()
         elif branch.kind in _OPENED_BY.get(word, ()):
             self._close_branch(self.chain.status if word == "}" else None)
 
-    def _finish(self, words: list[str], mark: str) -> None:
+    def _finish_command(self, words: list[str], mark: str) -> None:
         """End a command with the operator after it: `&&`, `||`, `|`, or the end of a list."""
         if not self.is_begun:
             return
         if words and words[0] in ("for", "case", "select"):
-            runs = self._runs()
+            runs = self._is_running()
             self._open_branch(words[0], None)
             if words[0] == "for" and len(words) > 1 and runs is not False and _NAME.fullmatch(words[1]):
-                self._forget(words[1])
+                self._forget_value(words[1])
             return
-        self._restore({name: new for name, (_, new) in self.environment.items()} if words else {})
+        self._restore_values({name: new for name, (_, new) in self.environment.items()} if words else {})
         ended = self.chain.ended or (self.has_ended, self.script.has_ended)
         self.chain.is_piped |= mark in ("|", "&")
         status = self._run_command(words) if words else self.status
-        self._restore({name: old for name, (old, _) in self.environment.items()} if words else {})
+        self._restore_values({name: old for name, (old, _) in self.environment.items()} if words else {})
         self.environment = {}
         if self.chain.is_piped:
             # Commands of a pipeline and in the background run in subshells, which end by themselves.
@@ -540,25 +540,25 @@ class _Reader:
         while start < len(words) - 1 and words[start] in ("time", "exec", "nohup", "command"):
             start += 1
         words = words[start:]
-        runs = self._runs()
+        runs = self._is_running()
         if runs is False:
             return None
         if words[0] in ("exit", "return"):
-            self._end(words[0], runs)
+            self._end_reading(words[0], runs)
             return None
         if words[0] in ("[", "[[", "test"):
             return _evaluate_test(words)
         if words[0] in ("true", ":", "false"):
             return words[0] != "false"
         if element := _ELEMENT.match(words[0]):
-            self._forget(element[1])
+            self._forget_value(element[1])
             return True
         if words[0] in ("read", "unset", "let", "mapfile", "readarray") or (
             words[0] == "set" and len(words) > 1 and not words[1].startswith(("-", "+"))
         ):
             for word in words[1:]:
                 if name := _NAME.match(word):
-                    self._forget(name[0])
+                    self._forget_value(name[0])
             return None
         if words[0] in ("source", ".") and len(words) > 1 and words[1].rpartition("/")[2] not in _ACTIVATIONS:
             # The file is not read, and may set any variable.
@@ -567,13 +567,13 @@ class _Reader:
                 text = f"{words[1].replace(UNKNOWN, '$')[:60]} is sourced and not read"
                 self.script.notes.append(f"{text}: it may change values that the script sets before it.")
         if words[0] == "shift":
-            self._shift(words[1] if len(words) > 1 else "1", runs)
+            self._shift_arguments(words[1] if len(words) > 1 else "1", runs)
             return True
         if words[0] == "set" and "--" in words:
             self._set_arguments(words[words.index("--") + 1 :], runs)
             return True
         prefix = {**self.inherited, **{name: new for name, (_, new) in self.environment.items() if new is not None}}
-        if self.depth < _MAX_DEPTH and (reader := self._open_inner(words, runs)) is not None:
+        if self.depth < _MAX_DEPTH and (reader := self._make_inner_reader(words, runs)) is not None:
             reader.inherited = prefix
             reader.run()
             return None
@@ -582,7 +582,7 @@ class _Reader:
         self.script.commands.append(words)
         return True if words[0] in _SUCCEEDING else None
 
-    def _open_inner(self, words: list[str], runs: bool | None) -> _Reader | None:
+    def _make_inner_reader(self, words: list[str], runs: bool | None) -> _Reader | None:
         """Return a reader of the text that a command runs: a function, `eval` or `bash -c`.
 
         Return None for other commands.
@@ -614,7 +614,7 @@ class _Reader:
         """Return the arguments that `$@` stands for, or None if they are unknown, so that defaults apply."""
         return self.script.parameters if self.arguments is None else self.arguments
 
-    def _shift(self, text: str, runs: bool | None) -> None:
+    def _shift_arguments(self, text: str, runs: bool | None) -> None:
         """Remove the first arguments, as `shift` does. If their number is uncertain, all become unknown."""
         arguments = self._list_arguments()
         if arguments is None:
@@ -635,7 +635,7 @@ class _Reader:
         else:
             arguments[:] = new
 
-    def _end(self, word: str, runs: bool | None) -> None:
+    def _end_reading(self, word: str, runs: bool | None) -> None:
         """End the script, the subshell or the function, if the command that ends it certainly runs."""
         # Whether this text runs may be unknown, but not that it ends here if it does.
         is_sure = self.chain.gate is True and all(one.taken and one.chain.gate for one in self.open)
@@ -652,23 +652,23 @@ class _Reader:
 
     # --- assignments and words
 
-    def _assign(self, match: re.Match[str], words: Sequence[str]) -> None:
+    def _read_assignment(self, match: re.Match[str], words: Sequence[str]) -> None:
         """Read an assignment, which may follow the words of a declaration."""
         name, adds = match[1], bool(match[2])
         self.place = match.end()
         value: str | list[str]
         if self.text.startswith("(", self.place):
             self.place += 1
-            value = self._array()
+            value = self._read_array()
         else:
-            value = "".join(self._word(splits=False)) if not self._at_break() else ""
+            value = "".join(self._expand_word(splits=False)) if not self._is_at_break() else ""
         self.script.budget.spend(steps=1)
         is_literal = UNKNOWN not in value if isinstance(value, str) else True
         self.is_begun, self.status = True, True if is_literal else None
-        runs = self._runs()
+        runs = self._is_running()
         if runs is False:
             return
-        self._keep(name)
+        self._save_value(name)
         if self.is_function and words and words[0] in ("local", "declare", "typeset"):
             self.locals.setdefault(name, self._copy_value(name))
         variables = self.script.variables
@@ -687,12 +687,12 @@ class _Reader:
         else:
             variables[name] = [*_as_list(before or ""), *value] if adds and isinstance(value, list) else value
 
-    def _forget(self, name: str) -> None:
+    def _forget_value(self, name: str) -> None:
         """Make a variable unknown."""
-        self._keep(name)
+        self._save_value(name)
         self.script.variables[name] = unknown(name)
 
-    def _keep(self, name: str) -> None:
+    def _save_value(self, name: str) -> None:
         """Save the value of a variable before it changes, to restore it after the innermost subshell."""
         if self.script.subshells and name not in (saved := self.script.subshells[-1]):
             saved[name] = self._copy_value(name)
@@ -704,7 +704,7 @@ class _Reader:
             return [*value]
         return value
 
-    def _restore(self, saved: Mapping[str, str | list[str] | None]) -> None:
+    def _restore_values(self, saved: Mapping[str, str | list[str] | None]) -> None:
         for name, value in saved.items():
             if value is None:
                 self.script.variables.pop(name, None)
@@ -725,10 +725,10 @@ class _Reader:
             return False
         return True
 
-    def _at_break(self) -> bool:
+    def _is_at_break(self) -> bool:
         return self.place >= len(self.text) or self.text[self.place] in _BREAKS
 
-    def _array(self) -> list[str]:
+    def _read_array(self) -> list[str]:
         items: list[str] = []
         while self.place < len(self.text):
             char = self.text[self.place]
@@ -738,13 +738,13 @@ class _Reader:
                 self.place += 1
                 return items
             before = self.place
-            items += self._word()
+            items += self._expand_word()
             self.place += self.place == before
         raise SpecError(self.script.name, "ends within an array", "check where the script was cut off")
 
-    def _word(self, splits: bool = True) -> list[str]:
+    def _expand_word(self, splits: bool = True) -> list[str]:
         """Return the words that one word of the text expands to."""
-        pieces, quoted = _Pieces(), False
+        pieces, quoted = _ExpandedWords(), False
         while self.place < len(self.text) and self.text[self.place] not in _BREAKS:
             char = self.text[self.place]
             if plain := _PLAIN.match(self.text, self.place):
@@ -757,13 +757,13 @@ class _Reader:
             elif char == "'":
                 end = self.text.find("'", self.place + 1)
                 if end < 0:
-                    raise self._cut_off("'")
+                    raise self._make_unclosed_error("'")
                 pieces.add(self.text[self.place + 1 : end])
                 self.place, quoted = end + 1, True
             elif char == '"':
-                quoted = self._quotation(pieces) or quoted
+                quoted = self._read_quotation(pieces) or quoted
             elif char == "$":
-                value = self._expansion()
+                value = self._read_expansion()
                 if isinstance(value, list):
                     pieces.extend([word for item in value for word in item.split()] if splits else [" ".join(value)])
                 else:
@@ -779,14 +779,14 @@ class _Reader:
         """Move past a command between two delimiters."""
         end = self.text.find(mark, self.place + 1)
         if end < 0:
-            raise self._cut_off(mark)
+            raise self._make_unclosed_error(mark)
         self.place = end + 1
 
-    def _cut_off(self, mark: str) -> SpecError:
+    def _make_unclosed_error(self, mark: str) -> SpecError:
         line = self.text.count("\n", 0, self.place) + 1
         return SpecError(f"{self.script.name}: line {line}", f"a {mark} is not closed", "check where it was cut off")
 
-    def _quotation(self, pieces: _Pieces) -> bool:
+    def _read_quotation(self, pieces: _ExpandedWords) -> bool:
         """Read a quotation. Return whether it makes a word: `"$@"` makes none without arguments."""
         start, makes_word = self.place, self.text.startswith('""', self.place)
         self.place += 1
@@ -802,7 +802,7 @@ class _Reader:
                 self.place += 2
             elif char == "$":
                 is_joined = _JOINED.match(self.text, self.place)
-                value = self._expansion()
+                value = self._read_expansion()
                 words = value if isinstance(value, list) else [value]
                 makes_word = makes_word or bool(words) or is_joined is not None
                 pieces.extend([" ".join(words)] if is_joined else words)
@@ -815,15 +815,15 @@ class _Reader:
                 pieces.add(plain[0])
                 self.place = plain.end()
         self.place = start
-        raise self._cut_off('"')
+        raise self._make_unclosed_error('"')
 
-    def _expansion(self) -> str | list[str]:
+    def _read_expansion(self) -> str | list[str]:
         """Return the value of an expansion `$…`: a text, or the words of an array."""
         text = self.text
         if text.startswith("$((", self.place):
             end = text.find("))", self.place)
             if end < 0:
-                raise self._cut_off("$((")
+                raise self._make_unclosed_error("$((")
             inner, self.place = text[self.place + 3 : end], end + 2
             return _evaluate_arithmetic(inner, self.script.variables)
         if text.startswith("$(", self.place):
@@ -834,34 +834,34 @@ class _Reader:
                 if depth == 0 and self.place > start + 1:
                     return unknown("a command")
             self.place = start
-            raise self._cut_off("$(")
+            raise self._make_unclosed_error("$(")
         if text.startswith("${", self.place):
-            brace = _closing_brace(text, self.place + 2)
+            brace = _find_closing_brace(text, self.place + 2)
             if brace is None:
-                raise self._cut_off("${")
+                raise self._make_unclosed_error("${")
             inner, self.place = text[self.place + 2 : brace], brace + 1
-            return self._parameter(inner)
+            return self._expand_parameter(inner)
         name = _NAME.match(text, self.place + 1)
         if name:
             self.place = name.end()
-            return self._value(name[0])
+            return self._get_value(name[0])
         char = text[self.place + 1 : self.place + 2]
         if char and char in _SPECIAL:
             self.place += 2
-            return self._parameter(char)
+            return self._expand_parameter(char)
         self.place += 1
         return "$"
 
-    def _parameter(self, inner: str) -> str | list[str]:
+    def _expand_parameter(self, inner: str) -> str | list[str]:
         name = _NAME.match(inner)
         if name is None:
-            return self._argument(inner)
+            return self._expand_argument(inner)
         rest = inner[name.end() :]
         if rest in ("[@]", "[*]"):
-            value = self._value(name[0])
+            value = self._get_value(name[0])
             return value if isinstance(value, list) else [value]
         if not rest:
-            return self._value(name[0])
+            return self._get_value(name[0])
         match = re.fullmatch(r"(:?[-=+])(.*)", rest, re.DOTALL)
         if match:
             known = self.script.variables.get(name[0])
@@ -873,10 +873,10 @@ class _Reader:
                 if match[1] == ":+" and isinstance(known, str) and _MARK.fullmatch(known):
                     return unknown(name[0])
                 return self._expand_text(match[2]) if is_set else ""
-            return self._value(name[0]) if is_set else self._expand_text(match[2])
+            return self._get_value(name[0]) if is_set else self._expand_text(match[2])
         return unknown(name[0])
 
-    def _argument(self, inner: str) -> str | list[str]:
+    def _expand_argument(self, inner: str) -> str | list[str]:
         """Return the value of a positional or special parameter, such as `1`, `@`, `#` or `1:-8`."""
         arguments = self._list_arguments()
         if arguments is None:
@@ -891,19 +891,19 @@ class _Reader:
             if REST in arguments:
                 return [REST]
             start = int(part[1]) - 1
-            return self._charge(arguments[start : start + int(part[2]) if part[2] else None])
+            return self._charge_budget(arguments[start : start + int(part[2]) if part[2] else None])
         match = re.fullmatch(r"([1-9]|[1-9]\d|[@*])(?:(:?[-?])(.*))?", inner, re.DOTALL)
         if match is None:
             return unknown(f"${inner[:20]}")
         place, mark = match[1], match[2] or ""
         if place in "@*":
-            return self._charge([*arguments]) if arguments or "-" not in mark else self._expand_text(match[3])
+            return self._charge_budget([*arguments]) if arguments or "-" not in mark else self._expand_text(match[3])
         number = int(place)
         if REST in arguments[:number]:
             return unknown(f"${place}")
         value = arguments[number - 1] if number <= len(arguments) else None
         if value or (value is not None and not mark.startswith(":")):
-            return self._charge(value)
+            return self._charge_budget(value)
         # Arguments passed on, as by main "$@", are those of the script, which may be unknown.
         return self._expand_text(match[3]) if "-" in mark else unknown(f"${place}")
 
@@ -914,7 +914,7 @@ class _Reader:
         parts: list[str] = []
         while reader.place < len(reader.text):
             if reader.text[reader.place] == "$":
-                value = reader._expansion()
+                value = reader._read_expansion()
                 parts.append(" ".join(value) if isinstance(value, list) else value)
             else:
                 end = reader.text.find("$", reader.place)
@@ -923,10 +923,10 @@ class _Reader:
                 reader.place = end
         return "".join(parts)
 
-    def _value(self, name: str) -> str | list[str]:
-        return self._charge(self.script.variables.get(name, unknown(name)))
+    def _get_value(self, name: str) -> str | list[str]:
+        return self._charge_budget(self.script.variables.get(name, unknown(name)))
 
-    def _charge(self, value: _Value) -> _Value:
+    def _charge_budget(self, value: _Value) -> _Value:
         """Return a value after charging its size to the budget."""
         if isinstance(value, list):
             self.script.budget.spend(sum(map(len, value)), len(value))
@@ -942,7 +942,7 @@ class _Reader:
         self.place += strips
         self._skip_blanks()
         is_literal = self.text[self.place : self.place + 1] in ("'", '"', "\\")
-        tag = "".join(self._word(splits=False))
+        tag = "".join(self._expand_word(splits=False))
         self.pending.append((tag, target or "", is_literal, strips))
 
     def _read_here_documents(self) -> None:
@@ -959,7 +959,7 @@ class _Reader:
                     break
                 lines.append(line)
             content = "\n".join(lines) + "\n"
-            if self._runs() is not False and name:
+            if self._is_running() is not False and name:
                 self.script.files[name] = content if is_literal else self._expand_document(content)
         self.pending = []
 
@@ -969,7 +969,7 @@ class _Reader:
         while reader.place < len(content):
             char = content[reader.place]
             if char == "$":
-                value = reader._expansion()
+                value = reader._read_expansion()
                 parts.append(" ".join(value) if isinstance(value, list) else value)
             elif char == "\\" and content[reader.place + 1 : reader.place + 2] in ("$", "\\", "`"):
                 parts.append(content[reader.place + 1])
@@ -996,7 +996,7 @@ def _split_keeping_ends(value: str) -> list[str]:
     return [*([""] if value[0].isspace() else []), *words, *([""] if value[-1].isspace() else [])]
 
 
-def _closing_brace(text: str, start: int) -> int | None:
+def _find_closing_brace(text: str, start: int) -> int | None:
     depth = 1
     for place in range(start, min(len(text), start + MAX_LINE)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)

@@ -36,7 +36,7 @@ class Allocation:
         """Whether the options state that there is no GPU."""
         return 0 in (self.gpus_per_node, self.gpus)
 
-    def under(self, step: Allocation) -> Allocation:
+    def with_step_options(self, step: Allocation) -> Allocation:
         """Return the allocation of a job step, whose own options take precedence over those of the job."""
         # Counts of all nodes are of the nodes of one of them.
         nodes = step.nodes or self.nodes
@@ -107,7 +107,7 @@ def read_options(words: Sequence[str], where: str, *, is_command: bool = True) -
         count = _read_count(key, value.strip("\"'"), where, is_command)
         if count is not None:
             found[key] = count
-    return _resolve(found, where)
+    return _resolve_counts(found, where)
 
 
 _WITH_VALUE = {
@@ -147,7 +147,7 @@ def _read_count(key: str, text: str, where: str, is_command: bool) -> int | None
     return int(count)
 
 
-def _resolve(found: Mapping[str, int], where: str) -> Allocation:
+def _resolve_counts(found: Mapping[str, int], where: str) -> Allocation:
     """Return the allocation that some counts state together.
 
     Raises:

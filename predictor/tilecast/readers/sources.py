@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilecast.launch_options.options_table import UNKNOWN, Facts, OptionTable, Setting, spell
+from tilecast.launch_options.options_table import UNKNOWN, Facts, OptionTable, Setting, spell_option
 from tilecast.readers.command import LaunchLine, add_allocation_counts, find_launch, read_command
-from tilecast.readers.documents import flatten, leaves, load_mapping
+from tilecast.readers.documents import flatten, list_leaf_settings, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
 from tilecast.readers.python import find_functions, find_import, read_function, split_name
@@ -36,7 +36,7 @@ class Folder:
     def __init__(self, root: Path, written: Mapping[str, str] | None = None, named: Sequence[str] = ()) -> None:
         self.root = root
         self.named = frozenset(named)
-        self.written = {_clean(name): text for name, text in (written or {}).items()}
+        self.written = {_normalize_file_name(name): text for name, text in (written or {}).items()}
 
     def read(self, name: str) -> str:
         """Return the text of a file in the folder, or of one that the script writes.
@@ -44,8 +44,8 @@ class Folder:
         Raises:
             SpecError: there is no such file, it is outside the folder, too long, or not text.
         """
-        if _clean(name) in self.written:
-            return self.written[_clean(name)]
+        if _normalize_file_name(name) in self.written:
+            return self.written[_normalize_file_name(name)]
         if name in self.named:
             return read_bounded(Path(name), name)
         if UNKNOWN in name:
@@ -78,7 +78,7 @@ def _can_read(folder: Files, name: str) -> bool:
     return True
 
 
-def _clean(name: str) -> str:
+def _normalize_file_name(name: str) -> str:
     return name.removeprefix("./")
 
 
@@ -267,7 +267,7 @@ def _read_python(
         *(
             one
             for one in settings
-            if one.values and (one.values != (None,) or "bare" in options.get(spell(one.option), {}))
+            if one.values and (one.values != (None,) or "bare" in options.get(spell_option(one.option), {}))
         ),
         *over,
     ]
@@ -297,13 +297,13 @@ def list_configurations(name: str) -> list[tuple[str, str]]:
     if name.endswith(".py"):
         return [(table, f"{name}:{function}") for function, table in _find_recipes(name).items()]
     values = load_mapping(read_bounded(Path(name), name), name)
-    table = detect(values)
+    table = detect_option_table(values)
     # Other configurations of the launcher generate, evaluate or convert.
     trains = OptionTable.read(table).facts.get("trains", {}).get("keys") if table in _TABLES else None
     return [(table, name)] if table and (trains is None or set(trains) & set(values)) else []
 
 
-def detect(values: Mapping[str, Any]) -> str:
+def detect_option_table(values: Mapping[str, Any]) -> str:
     """Return the table of options that the keys of a configuration belong to, or an empty string."""
     names = set(map(str, values))
     for table, signs in _DETECTED:
@@ -354,7 +354,7 @@ def _read_configurations(
     kinds: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, text in texts.items():
         values = load_mapping(text, name)
-        kind = table if table and not kinds else detect(values)
+        kind = table if table and not kinds else detect_option_table(values)
         if not kind:
             shown = ", ".join(map(str, list(values)[:3]))
             raise SpecError(name, f"is of no launcher that is known (its keys: {shown[:60]})", f"give {_KNOWN}")
@@ -363,26 +363,28 @@ def _read_configurations(
     main = next((kind for kind in kinds if kind not in beside), None) or beside[-1]
     where, values = kinds[main]
     if main == "megatron-arguments":
-        return read_megatron(_megatron_arguments(values), where, "pretrain_gpt.py", gpus, has_model)
-    over = _overrides(words)
+        return read_megatron(_list_megatron_arguments(values), where, "pretrain_gpt.py", gpus, has_model)
+    over = _parse_overrides(words)
     if main in ("megatron", "megatron-yaml", "megatron-bridge", "nemo"):
-        settings = [*_resolve(flatten(values)), *over]
+        settings = [*_resolve_references(flatten(values)), *over]
         settings = [one for one in settings if one.values != (None,)] if main != "megatron" else settings
         return read_megatron(settings, where, "pretrain_gpt.py", gpus, has_model, main)
     if main == "torchtitan":
         return read_torchtitan([*flatten(values), *over], where, gpus, has_model)
-    extra = [_facts(kind, *kinds[kind]) for kind in beside if kind != main]
-    settings = leaves(values) if main == "accelerate" else [*flatten(values), *over]
+    extra = [_read_facts(kind, *kinds[kind]) for kind in beside if kind != main]
+    settings = list_leaf_settings(values) if main == "accelerate" else [*flatten(values), *over]
     if main == "deepspeed":
         settings = [one for one in settings if one.text.lower() != "auto" and one.values != (None,)]
     per_node = line.gpus_per_node if line else None
-    return read_recipe(main, settings, where, folder.read, gpus, [*extra, *_launcher_facts(line, folder)], per_node)
+    return read_recipe(
+        main, settings, where, folder.read, gpus, [*extra, *_read_launcher_facts(line, folder)], per_node
+    )
 
 
 _REFERENCE = re.compile(r"\$\{([.\w]+)\}")
 
 
-def _resolve(settings: Sequence[Setting]) -> list[Setting]:
+def _resolve_references(settings: Sequence[Setting]) -> list[Setting]:
     """Return settings with references such as `${model.seq_length}` or `${.seq_length}` replaced once each.
 
     A setting is left out if its whole value is a reference that cannot be resolved.
@@ -403,24 +405,24 @@ def _resolve(settings: Sequence[Setting]) -> list[Setting]:
     return found
 
 
-def _facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
-    settings = leaves(values) if kind == "accelerate" else flatten(values)
+def _read_facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
+    settings = list_leaf_settings(values) if kind == "accelerate" else flatten(values)
     settings = [one for one in settings if one.text.lower() != "auto" and one.values != (None,)]
     return OptionTable.read(kind).read_facts(settings, name)
 
 
-def _launcher_facts(line: LaunchLine | None, folder: Files) -> list[Facts]:
+def _read_launcher_facts(line: LaunchLine | None, folder: Files) -> list[Facts]:
     """Return the facts from the options and the configuration of `accelerate launch`."""
     if line is None or line.launcher != "accelerate":
         return []
     settings = [Setting(f"--{key}", (value,) if value else ()) for key, value in line.options.items()]
     facts = [OptionTable.read("accelerate").read_facts(settings, "accelerate launch")]
     if path := line.options.get("config-file"):
-        facts.append(_facts("accelerate", path, load_mapping(folder.read(path), path)))
+        facts.append(_read_facts("accelerate", path, load_mapping(folder.read(path), path)))
     return facts
 
 
-def _overrides(words: Sequence[str]) -> list[Setting]:
+def _parse_overrides(words: Sequence[str]) -> list[Setting]:
     """Return settings from words such as `--training.steps 10`, `--training.steps=10` or `steps=10`."""
     settings: list[Setting] = []
     for word in words:
@@ -434,7 +436,7 @@ def _overrides(words: Sequence[str]) -> list[Setting]:
     return settings
 
 
-def _megatron_arguments(values: Mapping[str, Any]) -> list[Setting]:
+def _list_megatron_arguments(values: Mapping[str, Any]) -> list[Setting]:
     """Return the options in a mapping MODEL_ARGS. The value of a flag is true."""
     stated = values["MODEL_ARGS"]
     if not isinstance(stated, Mapping):
@@ -479,15 +481,18 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
         SpecError: the line launches nothing that can be read, or its options contradict each other.
     """
     world = line.world or gpus
-    words, options = line.arguments, {spell(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"}
+    words, options = (
+        line.arguments,
+        {spell_option(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"},
+    )
     table = _find_table(line, options)
     paths = [word for word in words if word.endswith(_CONFIGURATIONS) and word[0] != "-" and "=" not in word]
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         settings = OptionTable.read("megatron").split_words(words)
         reading = read_megatron(settings, where, line.program, world, has_model)
     elif table == "torchtitan":
-        path = _option_value(words, "--job.config_file") or _option_value(words, "--job.config-file")
-        module, function = _option_value(words, "--module"), _option_value(words, "--config")
+        path = _find_option_value(words, "--job.config_file") or _find_option_value(words, "--job.config-file")
+        module, function = _find_option_value(words, "--module"), _find_option_value(words, "--config")
         if path is None and module and function:
             return _read_registry(module, function, words, folder, world, has_model)
         if path is None:
@@ -496,7 +501,7 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
             {path: folder.read(path)}, folder, world, has_model, [w for w in words if w != path], table, line
         )
     elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl", "lightning") and (
-        path := _option_value(words, "--config") or next(iter(paths), None)
+        path := _find_option_value(words, "--config") or next(iter(paths), None)
     ):
         over = [word for word in words if word not in (path, "--config")]
         # MaxText's base.yml holds its defaults, which the table has.
@@ -505,7 +510,7 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
         reading = _read_configurations({path: text}, folder, world, has_model, over, table, line)
     elif table:
         settings = OptionTable.read(table).split_words(words)
-        extra = _launcher_facts(line, folder)
+        extra = _read_launcher_facts(line, folder)
         reading = read_recipe(table, settings, where, folder.read, world, extra, line.gpus_per_node)
     else:
         remedy = "give its configuration file, or describe the job by flags"
@@ -530,7 +535,7 @@ def _read_registry(
     for path in paths:
         if not _can_read(folder, path):
             continue
-        over = [one for one in _overrides(words) if spell(one.option) not in ("module", "config")]
+        over = [one for one in _parse_overrides(words) if spell_option(one.option) not in ("module", "config")]
         return _read_python(path, function, folder, gpus, has_model, over, "torchtitan-0.3", f"{Path(path).parent}/")
     remedy = f"run it where {paths[0]} is, or give that file as FILE.py:{function}"
     raise SpecError(f"--module {module[:60]}", "its config_registry.py is not in this folder", remedy)
@@ -540,7 +545,7 @@ def _find_reader(line: LaunchLine) -> str:
     """Return the name of the option table for a launch line, including Megatron-LM's, or an empty string."""
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         return "megatron"
-    return _find_table(line, {spell(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"})
+    return _find_table(line, {spell_option(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"})
 
 
 def _find_table(line: LaunchLine, options: set[str]) -> str:
@@ -568,7 +573,7 @@ _PROGRAMS = (
 """Parts of programs' names, and the table of options for each."""
 
 
-def _option_value(words: Sequence[str], option: str) -> str | None:
+def _find_option_value(words: Sequence[str], option: str) -> str | None:
     for place, word in enumerate(words):
         if word == option and place + 1 < len(words):
             return words[place + 1]

@@ -9,7 +9,7 @@ from typing import Any
 from tilecast import zoo
 from tilecast.launch_options.options_table import Facts, OptionTable, Setting
 from tilecast.readers import models
-from tilecast.readers.reading import LaunchReading, check_batch, common_fields, data_degree, drop_none
+from tilecast.readers.reading import LaunchReading, check_batch, compute_data_degree, drop_none, list_common_fields
 from tilecast.spec import PartialPlan, SpecError
 
 
@@ -26,7 +26,7 @@ def read_torchtitan(
     replicas, shards = facts.count("replicas"), int(facts.get("shards"))
     if gpus is None and shards > 0:
         gpus = replicas * shards * tensor * pipeline * context
-    data = data_degree(gpus, tensor, pipeline, context, where)
+    data = compute_data_degree(gpus, tensor, pipeline, context, where)
     if data is not None and data % replicas:
         raise SpecError(where, f"{replicas} replicas do not divide {data} ranks", "correct data_parallel_*_degree")
     if shards < 0 and data is not None:
@@ -36,12 +36,12 @@ def read_torchtitan(
         raise SpecError(where, f"{problem} is not {gpus} GPUs", "correct a degree or the number of processes")
     local = facts.count("local_batch")
     micro = facts.count("plan.micro_batch") if pipeline > 1 else local
-    preset = "" if has_model else _preset(facts)
-    training = _training(facts, data, local, context, shards, replicas)
+    preset = "" if has_model else _find_preset(facts)
+    training = _read_training(facts, data, local, context, shards, replicas)
     mode = facts.get("plan.checkpointing")
     layers = zoo.find_preset(preset).layers if preset else None
     if mode == "selective" and facts.get("interval") != "op":
-        mode, count = _interval(facts, layers, pipeline)
+        mode, count = _read_layer_interval(facts, layers, pipeline)
         training |= drop_none({"recomputeLayers": count})
     assumed = (2 if pipeline > 1 else 3) if shards > 1 or context > 1 else 0
     plan = PartialPlan(
@@ -51,7 +51,7 @@ def read_torchtitan(
         context=context,
         expert=facts.count("plan.expert"),
         expert_tensor=facts.count("plan.expert_tensor", 1),
-        virtual_stages=_virtual_stages(facts, pipeline, layers),
+        virtual_stages=_read_virtual_stages(facts, pipeline, layers),
         zero_stage=facts.get("plan.zero_stage", assumed),
         micro_batch=micro,
         checkpointing=mode,
@@ -65,12 +65,14 @@ def read_torchtitan(
         model=None if has_model else {"preset": preset},
         model_name=preset,
         gpus=gpus,
-        **common_fields(facts),
+        **list_common_fields(facts),
     )
 
 
-def _training(facts: Facts, data: int | None, local: int, context: int, shards: int, replicas: int) -> dict[str, Any]:
-    training = facts.prefix("training.")
+def _read_training(
+    facts: Facts, data: int | None, local: int, context: int, shards: int, replicas: int
+) -> dict[str, Any]:
+    training = facts.get_by_prefix("training.")
     training.setdefault("sequenceLength", facts.get("training.sequenceLength"))
     training.setdefault("optimizer", facts.get("training.optimizer"))
     if attention := facts.table.facts.get("attention", {}).get(facts.get("model.name")):
@@ -93,7 +95,7 @@ def _training(facts: Facts, data: int | None, local: int, context: int, shards: 
     return training
 
 
-def _interval(facts: Facts, layers: int | None, pipeline: int) -> tuple[str, int | None]:
+def _read_layer_interval(facts: Facts, layers: int | None, pipeline: int) -> tuple[str, int | None]:
     """Return the recomputation of every n-th layer, and the number of recomputed layers in a stage."""
     text = str(facts.get("interval"))
     if not text.isdecimal() or not int(text):
@@ -104,7 +106,7 @@ def _interval(facts: Facts, layers: int | None, pipeline: int) -> tuple[str, int
     return "full", max(1, math.ceil(layers / pipeline) // int(text))
 
 
-def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
+def _read_virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
     each = facts.get("stage_layers")
     if each is not None and layers is not None and pipeline > 1:
         each = facts.count("stage_layers")
@@ -114,7 +116,7 @@ def _virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
     return 2 if is_interleaved and pipeline > 1 else 1
 
 
-def _preset(facts: Facts) -> str:
+def _find_preset(facts: Facts) -> str:
     """Return the preset for a model name and flavor.
 
     Raises:
@@ -127,7 +129,7 @@ def _preset(facts: Facts) -> str:
         return str(flavors[name][flavor])
     except KeyError:
         # Other flavors are sizes: 30B-A3B of qwen3.
-        found = models.find_named(f"{name.replace('_', '-')}-{flavor}")
+        found = models.find_preset_in_name(f"{name.replace('_', '-')}-{flavor}")
         if found is not None:
             return found
         problem = f"{flavor[:40]!r} of {name[:40]!r} is no model that is known"

@@ -142,7 +142,7 @@ def draw_svg(chart: Chart, name: str, style: str = "") -> str:
                 markers.append((left, top))
             if point.text:
                 labelled.append((point, left, top))
-    labels = _Labels(markers)
+    labels = _MarkerLabels(markers)
     for point, left, top in sorted(labelled, key=lambda item: not item[0].is_highlighted):
         parts += labels.draw(left, top, point.text)
     return "\n".join([*parts, *legend, "</svg>"])
@@ -161,7 +161,7 @@ def _draw_band(series: Series, x: AxisScale, y: AxisScale) -> str:
     return " ".join(f"{x.to_pixels(place):.1f},{y.to_pixels(value):.1f}" for place, value in corners)
 
 
-class _Labels:
+class _MarkerLabels:
     """Texts next to markers. A text without room is left out, because the marker's tooltip has the same values."""
 
     def __init__(self, markers: Iterable[tuple[float, float]]) -> None:
@@ -174,14 +174,14 @@ class _Labels:
         for is_left, down in ((False, -6.0), (True, -6.0), (False, 15.0), (True, 15.0)):
             start = left - 8 - width if is_left else left + 8
             box = start, start + width, top + down - 10, top + down + 2
-            if box[0] < 0 or box[1] > WIDTH or any(map(partial(_overlap, box), self._boxes)):
+            if box[0] < 0 or box[1] > WIDTH or any(map(partial(_is_overlapping, box), self._boxes)):
                 continue
             self._boxes.append(box)
-            return [muted_text(box[1] if is_left else box[0], top + down, text, "end" if is_left else "start")]
+            return [draw_muted_text(box[1] if is_left else box[0], top + down, text, "end" if is_left else "start")]
         return []
 
 
-def _overlap(first: tuple[float, float, float, float], second: tuple[float, float, float, float]) -> bool:
+def _is_overlapping(first: tuple[float, float, float, float], second: tuple[float, float, float, float]) -> bool:
     """Return whether two rectangles (left, right, top, bottom) overlap."""
     return first[0] < second[1] and second[0] < first[1] and first[2] < second[3] and second[2] < first[3]
 
@@ -201,19 +201,22 @@ class AxisScale:
     def __init__(self, axis: Axis, values: list[float], start: float, end: float) -> None:
         self.axis, self.start, self.end = axis, start, end
         low, high = min(values, default=1.0), max(values, default=1.0)
-        self.ticks = _log_ticks(low, high, axis.base) if axis.base else _linear_ticks(high)
+        self.ticks = _choose_log_ticks(low, high, axis.base) if axis.base else _choose_linear_ticks(high)
         low, high = min(low, self.ticks[0]), max(high, self.ticks[-1])
-        self.low, self.span = self._transform(low), max(self._transform(high) - self._transform(low), 1e-12)
+        self.low, self.span = (
+            self._take_axis_logarithm(low),
+            max(self._take_axis_logarithm(high) - self._take_axis_logarithm(low), 1e-12),
+        )
 
-    def _transform(self, value: float) -> float:
+    def _take_axis_logarithm(self, value: float) -> float:
         return math.log(value) if self.axis.base else value
 
     def to_pixels(self, value: float) -> float:
         """Return the pixel coordinate of a value along the axis."""
-        return self.start + (self._transform(value) - self.low) / self.span * (self.end - self.start)
+        return self.start + (self._take_axis_logarithm(value) - self.low) / self.span * (self.end - self.start)
 
 
-def _linear_ticks(high: float) -> list[float]:
+def _choose_linear_ticks(high: float) -> list[float]:
     """Return evenly spaced round numbers from zero up to the first one that reaches `high`."""
     rough = (high or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(rough))
@@ -221,7 +224,7 @@ def _linear_ticks(high: float) -> list[float]:
     return [step * count for count in range(math.ceil(high / step - 1e-9) + 1 or 1)] or [0.0, step]
 
 
-def _log_ticks(low: float, high: float, base: int) -> list[float]:
+def _choose_log_ticks(low: float, high: float, base: int) -> list[float]:
     """Return powers of `base` that enclose `low` and `high`.
 
     If the range spans at most two powers of ten, 2 and 5 times the powers are ticks too.
@@ -245,11 +248,11 @@ def _draw_frame(chart: Chart, x: AxisScale, y: AxisScale) -> list[str]:
     for tick in y.ticks:
         top = y.to_pixels(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{top:.1f}" y2="{top:.1f}"/>')
-        parts.append(muted_text(_LEFT - 8, top + 4, chart.y.text(tick), "end"))
+        parts.append(draw_muted_text(_LEFT - 8, top + 4, chart.y.text(tick), "end"))
     for tick in x.ticks:
         left = x.to_pixels(tick)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(muted_text(left, bottom + 18, chart.x.text(tick), "middle"))
+        parts.append(draw_muted_text(left, bottom + 18, chart.x.text(tick), "middle"))
     center, middle = (_LEFT + right) / 2, (_TOP + bottom) / 2
     turned = f'transform="translate(16 {middle}) rotate(-90)"'
     parts.append(f'<text x="{center}" y="{bottom + 40}" text-anchor="middle">{escape(chart.x.title)}</text>')
@@ -257,7 +260,7 @@ def _draw_frame(chart: Chart, x: AxisScale, y: AxisScale) -> list[str]:
     return parts
 
 
-def muted_text(left: float, top: float, text: str, anchor: str) -> str:
+def draw_muted_text(left: float, top: float, text: str, anchor: str) -> str:
     """Return an SVG `<text>` element in a muted colour at a pixel position. `anchor` is its `text-anchor`."""
     return f'<text class="soft" x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
@@ -299,7 +302,7 @@ def draw_png(chart: Chart) -> bytes:
             scale("log", base=axis.base)
         else:
             limit(0)
-        lines.set_major_formatter(_tick_formatter(axis))
+        lines.set_major_formatter(_make_tick_formatter(axis))
     axes.grid(alpha=0.3)
     axes.legend()
     out = io.BytesIO()
@@ -307,5 +310,5 @@ def draw_png(chart: Chart) -> bytes:
     return out.getvalue()
 
 
-def _tick_formatter(axis: Axis) -> Callable[[float, float], str]:
+def _make_tick_formatter(axis: Axis) -> Callable[[float, float], str]:
     return lambda value, _: axis.text(value)

@@ -20,13 +20,13 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
     change = f"{abs(diagnosis.ratio - 1):.1%} {'longer' if diagnosis.ratio > 1 else 'shorter'}"
     measured, forecast = format_duration(diagnosis.measured_s), format_duration(diagnosis.forecast_s)
     head = f"Measured {measured}, {change} than the forecast of {forecast}; "
-    rows = [_suspect_row(one) for one in (*diagnosis.suspects, diagnosis.unstated)]
+    rows = [_list_suspect_cells(one) for one in (*diagnosis.suspects, diagnosis.unstated)]
     titles = ("IF ONLY THIS WERE OFF", "FORECAST", "WOULD BE", "STANDARD ERRORS")
     return "\n".join([f"{head}{inside} its 90 % range of {span}.", _verdict_sentence(diagnosis), "",
                       *align_columns(titles, rows, titles[1:])]) + "\n"  # fmt: skip
 
 
-def _suspect_row(suspect: Suspect) -> tuple[str, ...]:
+def _list_suspect_cells(suspect: Suspect) -> tuple[str, ...]:
     needed = format_duration(suspect.needed_s) if suspect.needed_s > 0 else "less than none"
     apart = f"{suspect.standard_errors:.1f}" if math.isfinite(suspect.standard_errors) else ""
     return (_NAMES.get(suspect.line, suspect.line), format_duration(suspect.forecast_s), needed, apart)

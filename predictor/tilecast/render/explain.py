@@ -127,20 +127,20 @@ def _format_compute_time(offer: Offer, explanation: Explanation) -> str:
     slowed = (
         f" + {format_duration(sums.contended_s)} slowed by gradients" if _is_visible(sums.contended_s, offer) else ""
     )
-    passes = f"{plan.gradient_accumulation:,}{_straggler_factor(sums, plan.gpus)}"
+    passes = f"{plan.gradient_accumulation:,}{_format_straggler_factor(sums, plan.gpus)}"
     text = f"{format_duration(sums.stage_s)}{stage} x {passes}{slowed}"
-    return f"Compute of a step: {_with_correction(text, sums)} = {format_duration(offer.breakdown['compute'])}."
+    return f"Compute of a step: {_add_correction_text(text, sums)} = {format_duration(offer.breakdown['compute'])}."
 
 
 def _is_visible(seconds: float, offer: Offer) -> bool:
     return seconds > 1e-4 * offer.step_s
 
 
-def _straggler_factor(sums: StepSums, gpus: int) -> str:
+def _format_straggler_factor(sums: StepSums, gpus: int) -> str:
     return f" x {sums.waited:.3f} for the slowest of {gpus} GPUs" if sums.waited > 1 else ""
 
 
-def _with_correction(text: str, sums: StepSums) -> str:
+def _add_correction_text(text: str, sums: StepSums) -> str:
     return f"({text}) x {sums.correction:.3f} by runs seen here" if sums.correction != 1 else text
 
 
@@ -150,11 +150,11 @@ def _communication_lines(offer: Offer, explanation: Explanation) -> list[str]:
     sums, parts = explanation.sums, []
     if sums.exchanged_s:
         each = f"{format_duration(sums.exchanged_s)} exposed" + (" on a stage" if offer.plan.pipeline > 1 else "")
-        parts.append(f"{each} x {offer.plan.gradient_accumulation:,}{_straggler_factor(sums, offer.plan.gpus)}")
+        parts.append(f"{each} x {offer.plan.gradient_accumulation:,}{_format_straggler_factor(sums, offer.plan.gpus)}")
     if _is_visible(sums.gradients_s, offer):
         parts.append(f"{format_duration(sums.gradients_s)} of gradients and weights")
     if parts:
-        head += f" = {_with_correction(' + '.join(parts), sums)}"
+        head += f" = {_add_correction_text(' + '.join(parts), sums)}"
     rows = [(seconds, what, *rest) for what, seconds, *rest in exchange_rows(explanation)]
     if not rows:
         return [f"{head}."]
@@ -210,11 +210,13 @@ def _sync_lines(explanation: Explanation) -> list[str]:
     """Return table lines that compare ways to sum gradients, such as all-reduce. The job's own way is first."""
     if not explanation.syncs:
         return []
-    rows = [(format_duration(one.seconds), format_duration(one.step_s), _name_sync(one)) for one in explanation.syncs]
+    rows = [
+        (format_duration(one.seconds), format_duration(one.step_s), _describe_sync(one)) for one in explanation.syncs
+    ]
     return ["Gradients of a step, alone on the wire, and the step with them:", *align_columns(_SYNCS, rows, _RIGHT), ""]
 
 
-def _name_sync(sync: SyncForecast) -> str:
+def _describe_sync(sync: SyncForecast) -> str:
     if not sync.servers:
         return "all-reduce"
     return f"{sync.servers} {sync.server_updates} parameter server{'s' * (sync.servers > 1)}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilecast.render import charts
 from tilecast.render.page import html_figure
-from tilecast.render.units import shorten
+from tilecast.render.units import shorten_text
 
 _WIDTH, _LEFT, _RIGHT, _AXIS = 1080.0, 60.0, 20.0, 44.0
 _LEAST_HEIGHT, _MOST_HEIGHT, _GPU = 80.0, 320.0, 6.0
@@ -56,8 +56,8 @@ def draw_gantt(name: str, label: str, gpus: int, bars: Sequence[Bar], end_s: flo
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" width="{_WIDTH:.0f}" height="{height + _AXIS:.0f}" '
         f'viewBox="0 0 {_WIDTH:.0f} {height + _AXIS:.0f}" role="img" aria-labelledby="gantt-{name}">',
         f'<title id="gantt-{name}">{escape(label)}</title>',
-        *_gpu_axis(top_lane, height),
-        *_time_axis(end_s, height),
+        *_draw_gpu_axis(top_lane, height),
+        *_draw_time_axis(end_s, height),
         *(_draw_bar(bar, pieces, height / top_lane, height, end_s) for bar, pieces in zip(drawn, lanes, strict=True)),
         "</svg>",
     ]
@@ -101,7 +101,7 @@ def _time_to_pixels(seconds: float, end: float) -> float:
     return _LEFT + (_WIDTH - _LEFT - _RIGHT) * seconds / end
 
 
-def _time_axis(end: float, bottom: float) -> list[str]:
+def _draw_time_axis(end: float, bottom: float) -> list[str]:
     moments, unit = choose_ticks(end)
     size = next(size for size, name in _UNITS if name == unit)
     parts = []
@@ -109,18 +109,18 @@ def _time_axis(end: float, bottom: float) -> list[str]:
         x = _time_to_pixels(moment, end)
         parts.append(f'<path class="grid" d="M{x:.1f} 0V{bottom:.1f}"/>')
         text = f"{moment / size:,g} {unit}" if moment else "now"
-        parts.append(charts.muted_text(x, bottom + 17, text, "middle"))
+        parts.append(charts.draw_muted_text(x, bottom + 17, text, "middle"))
     return parts
 
 
-def _gpu_axis(gpus: int, height: float) -> list[str]:
+def _draw_gpu_axis(gpus: int, height: float) -> list[str]:
     """Return grid lines and labels at round numbers of GPUs, of which lane 0 is at the bottom."""
     step = max(1, 2 ** int(np.ceil(np.log2(max(gpus, 1) / 5))))
-    parts = [charts.muted_text(_LEFT - 8, height + 34, "GPUs", "end")]
+    parts = [charts.draw_muted_text(_LEFT - 8, height + 34, "GPUs", "end")]
     for count in range(0, gpus + 1, step):
         y = height - height * count / gpus
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(charts.muted_text(_LEFT - 8, max(y + 4, 10.0), f"{count}", "end"))
+        parts.append(charts.draw_muted_text(_LEFT - 8, max(y + 4, 10.0), f"{count}", "end"))
     return parts
 
 
@@ -149,5 +149,5 @@ def _draw_bar(bar: Bar, pieces: Sequence[tuple[int, int]], lane: float, bottom: 
         parts.append(f'<path class="quiet" d="M{early:.1f} {middle:.1f}H{late:.1f}"/>')
     room = int((right - left - 6) / _LETTER)
     if room >= 3 and (high - low) * lane >= _LINE:
-        parts.append(f'<text x="{left + 4:.1f}" y="{middle + 4:.1f}">{escape(shorten(bar.name, room))}</text>')
+        parts.append(f'<text x="{left + 4:.1f}" y="{middle + 4:.1f}">{escape(shorten_text(bar.name, room))}</text>')
     return "".join((*parts, "</g>"))

@@ -221,14 +221,14 @@ def _choices_chart(advice: Advice) -> Chart | None:
         )
         for (name, offer), amount in zip(named, amounts, strict=True)
     ]
-    base, currency = _axis_base(amounts), shown[0].pool.currency
+    base, currency = _choose_axis_base(amounts), shown[0].pool.currency
     x = (
         Axis("cost of 1,000 steps", lambda value: format_money(value, currency), base)
         if priced
         else Axis("GPUs", format_count, base and 2)
     )
     title = "Step time against cost: each plan is the fastest at its price or on its number of GPUs"
-    y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
+    y = Axis("step time", charts.format_tick_seconds, _choose_axis_base([offer.step_s for offer in shown]))
     return Chart(title, x, y, group_points(points, joined=False))
 
 
@@ -237,7 +237,7 @@ def _count_gpus(gpus: float) -> str:
     return "1 GPU" if gpus == 1 else f"{gpus:g} GPUs"
 
 
-def _axis_base(values: Sequence[float]) -> int:
+def _choose_axis_base(values: Sequence[float]) -> int:
     """Return 10, for a logarithmic axis, if the values span a factor above 4. Otherwise return 0, for a linear axis."""
     return 10 if min(values, default=0.0) > 0 and max(values) > 4 * min(values) else 0
 
@@ -270,7 +270,7 @@ def _scaling_charts(curves: Sequence[ScalingCurve], best: Offer | None) -> list[
         first = own.points[0]
         ideal = tuple(Point(p.gpus, first.step_s * first.gpus / p.gpus) for p in own.points)
         steps = (*steps, Series(f"ideal on {own.pool}", ideal, is_reference=True))
-    y = Axis("step time", charts.format_tick_seconds, _axis_base(times))
+    y = Axis("step time", charts.format_tick_seconds, _choose_axis_base(times))
     plots: list[tuple[str, Chart | None]] = [
         ("scaling", Chart("Step time of the fastest plan by GPUs, with the 90 % range", gpus, y, steps))
     ]

@@ -196,13 +196,15 @@ def late_lines(queue_report: QueueReport) -> list[str]:
     for item in late[:_PAID]:
         job = jobs[item.job]
         text = f"{job.name} ends {format_duration(item.late_s)} late"
-        lines.append(f"{text}: it runs already, give it more time." if job.is_running else text + _late_remedy(item))
+        lines.append(
+            f"{text}: it runs already, give it more time." if job.is_running else text + _explain_late_remedy(item)
+        )
     if len(late) > _PAID:
         lines.append(f"{len(late) - _PAID} more end late by less than that.")
     return lines
 
 
-def _late_remedy(late: LateJob) -> str:
+def _explain_late_remedy(late: LateJob) -> str:
     """Return what would make a waiting job on time, as the end of a sentence and a sentence."""
     many = late.fastest.gpus > 1
     where = f"{late.fastest.gpus} GPU{'s' * many} of {late.fastest.pool}"
@@ -291,7 +293,7 @@ def _submitted_lines(submitted: SubmittedJob | None, currency: str) -> list[str]
 def _describe_lateness(submitted: SubmittedJob) -> str:
     """Return how late one more job ends and what would help, or where it would be late, as the end of a sentence."""
     if submitted.late is not None:
-        return f", {format_duration(submitted.late.late_s)} after its deadline{_late_remedy(submitted.late)}"
+        return f", {format_duration(submitted.late.late_s)} after its deadline{_explain_late_remedy(submitted.late)}"
     late = [f"{format_duration(item.late_s)} on {item.option.pool}" for item in submitted.entries if item.late_s]
     return f", in time for its deadline. It would be late by {', '.join(late)}." if late else "."
 

@@ -30,17 +30,18 @@ _TITLES = (
 
 def list_scan_documents(rows: Sequence[Any]) -> list[dict[str, Any]]:
     """Return rows as mappings with the keys of JSON and CSV. Numbers have six significant digits."""
-    return [{_KEYS[key]: _round(value) for key, value in asdict(row).items()} for row in rows]
+    return [{_KEYS[key]: _round_value(value) for key, value in asdict(row).items()} for row in rows]
 
 
-def _round(value: object) -> object:
+def _round_value(value: object) -> object:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 def format_scan_json(rows: Sequence[Any], searches: int) -> str:
     """Return rows and totals as JSON."""
     return (
-        json.dumps({"jobs": list_scan_documents(rows), "totals": _total(rows), "searches": searches}, indent=2) + "\n"
+        json.dumps({"jobs": list_scan_documents(rows), "totals": _sum_totals(rows), "searches": searches}, indent=2)
+        + "\n"
     )
 
 
@@ -58,19 +59,22 @@ def format_scan_table(rows: Sequence[Any]) -> str:
     cells = [_list_cells(row) for row in shown]
     lines = align_columns(_TITLES, cells, _TITLES[-3:]) if cells else []
     lines += ["", *_list_sentences(rows)]
-    lines += [f"  {_name(row)} ({row.kind}): {row.reason}" for row in rows if row.reason]
+    lines += [f"  {_format_job_name(row)} ({row.kind}): {row.reason}" for row in rows if row.reason]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def format_scan_html(rows: Sequence[Any]) -> str:
     """Return an HTML page with the table."""
     items = [dict(zip(_TITLES, _list_cells(row), strict=True)) for row in rows if row.outcome != "notRead"]
-    notes = [*_list_sentences(rows), *(f"{_name(row)} ({row.kind}): {row.reason}" for row in rows if row.reason)]
+    notes = [
+        *_list_sentences(rows),
+        *(f"{_format_job_name(row)} ({row.kind}): {row.reason}" for row in rows if row.reason),
+    ]
     table = rows_html(items, "GPU jobs, the largest saving first", notes)
     return html_page("tilecast scan", ["<h1>GPU jobs</h1>", f'<div class="scroll" tabindex="0">{table}</div>'])
 
 
-def _name(row: Any) -> str:
+def _format_job_name(row: Any) -> str:
     return f"{row.namespace}/{row.name}" if row.namespace else row.name
 
 
@@ -79,7 +83,7 @@ def _list_cells(row: Any) -> list[str]:
     is_better = bool(row.better_pool)
     word = "good as it is" if row.outcome == "good" else "does not run" if not is_better else ""
     return [
-        _name(row),
+        _format_job_name(row),
         f"{row.model} b{row.batch} {row.precision}",
         f"{row.pool}:{row.gpus}{'?' if row.is_pool_assumed else ''}",
         row.plan,
@@ -93,7 +97,7 @@ def _list_cells(row: Any) -> list[str]:
     ]
 
 
-def _total(rows: Sequence[Any]) -> dict[str, Any]:
+def _sum_totals(rows: Sequence[Any]) -> dict[str, Any]:
     """Return the counts of outcomes, and the savings on a day's work, by currency."""
     money = dict[str, float]()
     for row in rows:
@@ -103,13 +107,13 @@ def _total(rows: Sequence[Any]) -> dict[str, Any]:
     return {
         "jobs": len(rows),
         **{name: sum(row.outcome == name for row in rows) for name in outcomes},
-        "gpuHoursSavedPerDay": _round(sum((row.gpu_hours_saved for row in rows), 0.0)),
-        "moneySavedPerDay": {name: _round(amount) for name, amount in money.items()},
+        "gpuHoursSavedPerDay": _round_value(sum((row.gpu_hours_saved for row in rows), 0.0)),
+        "moneySavedPerDay": {name: _round_value(amount) for name, amount in money.items()},
     }
 
 
 def _list_sentences(rows: Sequence[Any]) -> list[str]:
-    total = _total(rows)
+    total = _sum_totals(rows)
     money = ", ".join(f"{amount:,.0f} {name}" for name, amount in total["moneySavedPerDay"].items())
     saved = f" They would save {total['gpuHoursSavedPerDay']:,.1f} GPU-hours{f' and {money}' if money else ''} a day."
     counts = f"{total['better']} of {total['jobs']} GPU jobs would be cheaper elsewhere or otherwise split, no slower."

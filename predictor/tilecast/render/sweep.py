@@ -24,11 +24,22 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 def sweep_text(field: str, unit: str, rows: Sequence[SweepRow], *, wide: bool = False) -> str:
     """Return a text table with the best offer for each swept value. If `wide`, list the best offer of every pool."""
-    titles = (_value_title(field, unit), "POOL", "GPUS", "PLAN", "STEP", "(90%)", "COST/1K", "/S/GPU", "EFF", "STEP")
-    longest = max((offer.step_s for row in rows for offer in _shown_offers(row, wide)), default=1.0)
+    titles = (
+        _make_value_title(field, unit),
+        "POOL",
+        "GPUS",
+        "PLAN",
+        "STEP",
+        "(90%)",
+        "COST/1K",
+        "/S/GPU",
+        "EFF",
+        "STEP",
+    )
+    longest = max((offer.step_s for row in rows for offer in _list_shown_offers(row, wide)), default=1.0)
     lines: list[tuple[str, ...]] = []
     for row in rows:
-        offers = _shown_offers(row, wide)
+        offers = _list_shown_offers(row, wide)
         if not offers:
             why = row.advice.rejections[0] if row.advice.rejections else None
             text = f"{why.pool}: {why.message}" if why else "no pool"
@@ -128,11 +139,11 @@ def sweep_chart(field: str, unit: str, rows: Sequence[SweepRow], measure: Measur
     return Chart(f"{request.name}: {y.title} over {field}", x, y, tuple(series))
 
 
-def _shown_offers(row: SweepRow, wide: bool) -> Sequence[Offer]:
+def _list_shown_offers(row: SweepRow, wide: bool) -> Sequence[Offer]:
     return row.advice.offers if wide else row.advice.offers[:1]
 
 
-def _value_title(field: str, unit: str) -> str:
+def _make_value_title(field: str, unit: str) -> str:
     name = field.rpartition(".")[2] if not field.startswith("link.") else field.removeprefix("link.")
     return f"{name} {unit}".strip().upper()
 

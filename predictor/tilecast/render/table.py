@@ -215,9 +215,9 @@ def _note_lines(advice: Advice) -> list[str]:
     return [line for note in advice.notes for line in wrap_text("", note)]
 
 
-def _because_sentence(advice: Advice, best: Offer) -> str:
+def _reason_sentence(advice: Advice, best: Offer) -> str:
     """Return a sentence on why the recommended pool and plan are best, with the numbers that decided."""
-    goal = advice.request.goal
+    goal = advice.request.objective_record
     is_least = advice.tie_ratio < 1.0005
     least = _LEAST.get(goal.quantity.name, f"uses the least {goal.quantity.measure}")
     least = least if is_least else f"is among the {goal.best} within the forecast's error"
@@ -257,19 +257,22 @@ _LEAST = {"seconds": "takes the least time", "price": "costs the least"}
 """Verb phrase for the pool or plan with the least of a quantity, by the quantity's name."""
 
 
-def _ratio_to_best(advice: Advice, best: Offer, other: Offer) -> str:
+def _compare_with_best(advice: Advice, best: Offer, other: Offer) -> str:
     """Return a comma and a phrase that compares a plan with memory to spare with the recommendation."""
     amount = _amount_per_sample(advice, best)
     if not amount:
         return ""
     ratio = _amount_per_sample(advice, other) / amount
     beyond = f" (memory to spare may cost {MOST_BEHIND - 1:.0%})" if ratio > MOST_BEHIND else ""
-    return f", {ratio - 1:+.1%} {advice.request.goal.quantity.measure}{beyond}"
+    return f", {ratio - 1:+.1%} {advice.request.objective_record.quantity.measure}{beyond}"
 
 
 def _amount_per_sample(advice: Advice, offer: Offer) -> float:
     """Return the amount per sample of the quantity that the objective minimises."""
-    return advice.request.goal.quantity.amount(offer.pool, offer.gpus, offer.step_s) / offer.workload.global_batch
+    return (
+        advice.request.objective_record.quantity.amount(offer.pool, offer.gpus, offer.step_s)
+        / offer.workload.global_batch
+    )
 
 
 def _baseline_sentence(advice: Advice, best: Offer, base: Offer) -> str:
@@ -286,7 +289,7 @@ def _baseline_sentence(advice: Advice, best: Offer, base: Offer) -> str:
 
 
 def _footer_lines(advice: Advice, best: Offer) -> list[str]:
-    lines = wrap_text("", _because_sentence(advice, best))
+    lines = wrap_text("", _reason_sentence(advice, best))
     if advice.baseline is not None:
         lines += wrap_text("", _baseline_sentence(advice, best, advice.baseline))
     if advice.safer is not None and advice.safer.pool.name == best.pool.name:
@@ -294,7 +297,7 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
         taken = format_gibibyte_range(safer.memory_lower_bytes, safer.memory_upper_bytes)
         lines.append(
             f"With memory to spare: {safer.plan} on {safer.gpus} GPUs, {format_duration(safer.step_s)} a step, "
-            f"{taken} of {format_gibibytes(safer.memory_available_bytes)} GiB{_ratio_to_best(advice, best, safer)}."
+            f"{taken} of {format_gibibytes(safer.memory_available_bytes)} GiB{_compare_with_best(advice, best, safer)}."
         )
     free = advice.uncapped
     if free is not None and (free.pool.name, free.plan) != (best.pool.name, best.plan):

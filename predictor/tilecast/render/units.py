@@ -22,22 +22,22 @@ def format_duration(seconds: float | None) -> str:
     """Format seconds, such as `85ms`, `8.2s`, `42min` or `31d`. Return an empty string for None."""
     if seconds is None:
         return ""
-    _, unit, name = _time_unit(seconds)
-    return f"{_three_digits(seconds / unit)}{name}" if seconds else "0s"
+    _, unit, name = _choose_time_unit(seconds)
+    return f"{_format_three_digits(seconds / unit)}{name}" if seconds else "0s"
 
 
 def format_interval(lower: float, upper: float) -> str:
     """Format a range of seconds, such as `7.62-9.03s`, in the unit that suits its lower end."""
-    _, unit, name = _time_unit(lower)
-    return f"{_three_digits(lower / unit)}-{_three_digits(upper / unit)}{name}"
+    _, unit, name = _choose_time_unit(lower)
+    return f"{_format_three_digits(lower / unit)}-{_format_three_digits(upper / unit)}{name}"
 
 
-def _three_digits(value: float) -> str:
+def _format_three_digits(value: float) -> str:
     """Format a number with three significant figures. Large numbers have no exponent."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
-def _time_unit(seconds: float) -> tuple[float, float, str]:
+def _choose_time_unit(seconds: float) -> tuple[float, float, str]:
     return next(scale for scale in _SCALES if seconds < scale[0])
 
 
@@ -67,7 +67,7 @@ def format_step_count(steps: int) -> str:
     return f"{steps:,} step{'s' * (steps != 1)}"
 
 
-def shorten(text: str, most: int) -> str:
+def shorten_text(text: str, most: int) -> str:
     """Return a text, cut to `most` characters of which the last is an ellipsis if it is longer."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -92,5 +92,5 @@ def format_bytes(value: float) -> str:
     """Format bytes with a binary unit, such as `61.2 GiB`, `4 MiB` or `512 B`."""
     for limit, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= limit:
-            return f"{_three_digits(value / limit)} {unit}"
+            return f"{_format_three_digits(value / limit)} {unit}"
     return f"{value:.0f} B"

@@ -17,23 +17,23 @@ from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memo import Memo, once
 from tilecast.memory import Footprint
-from tilecast.search.engines import FRAMEWORKS, Dimension, FrameworkFeatures, Mask, abilities, find_engine
+from tilecast.search.engines import FRAMEWORKS, Dimension, FrameworkFeatures, Mask, find_engine, find_framework_features
 from tilecast.search.enumeration import (
     NO_LIMITS,
     PlanLimits,
-    allows_groups,
-    allows_virtual_stages,
+    can_schedule_virtual_stages,
+    can_split_heads,
+    can_use_hybrid_sharding,
+    divides_into_shard_groups,
     divisors,
     enumerate_bounded,
     enumerate_plans,
-    expert_degrees,
     find_frameworks,
     has_equal_virtual_stages,
-    has_whole_groups,
-    recomputations,
-    searched_schedules,
-    splits_heads,
-    stages_are_full,
+    has_full_stages,
+    list_expert_degrees,
+    list_searched_recomputations,
+    list_searched_schedules,
 )
 from tilecast.spec import DistinctRows, Floats, Ints, Plans, Workload
 from tilecast.step import StepTimes, blocks
@@ -49,23 +49,23 @@ __all__ = [
     "PlanLimits",
     "PlanTable",
     "PricedPlans",
-    "abilities",
-    "allows_groups",
-    "allows_virtual_stages",
+    "can_schedule_virtual_stages",
+    "can_split_heads",
+    "can_use_hybrid_sharding",
+    "divides_into_shard_groups",
     "divisors",
     "enumerate_plans",
-    "expert_degrees",
     "find",
     "find_engine",
+    "find_framework_features",
     "find_frameworks",
     "has_equal_virtual_stages",
-    "has_whole_groups",
+    "has_full_stages",
+    "list_expert_degrees",
+    "list_searched_recomputations",
+    "list_searched_schedules",
     "price",
     "price_sharded",
-    "recomputations",
-    "searched_schedules",
-    "splits_heads",
-    "stages_are_full",
     "tabulate_plans",
 ]  # fmt: skip
 
@@ -195,7 +195,7 @@ def tabulate_plans(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
 def _find_search_space(workload: Workload, pool: Pool, limits: PlanLimits) -> _SearchSpace:
     """Return all plans of a workload on a pool, from a cache that pools of equal shape share."""
     gpu = pool.gpu
-    gpu_key = bool(gpu.mig), memory.reads_both_layouts(gpu)
+    gpu_key = bool(gpu.mig), memory.reads_weights_in_both_layouts(gpu)
     key = workload, pool.gpus_per_node, pool.max_nodes, pool.spare_gpus, pool.domain, *gpu_key, limits
 
     def enumerate_space() -> _SearchSpace:
@@ -284,7 +284,7 @@ class _SearchSpace:
         bills = common_bills.on_gpu(gpu)
         needed, upper = np.empty((2, len(self.plans)))
         for rows in _split_rows(self.plans):
-            context = bills.context_of(rows)
+            context = bills.context_bytes_of(rows)
             needed[rows] = least[rows] + context
             upper[rows] = memory.upper_bytes(reserved[rows] + context, bills.error)
         for column in (needed, upper):

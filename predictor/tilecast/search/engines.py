@@ -101,24 +101,22 @@ _KEYS_OF_CELLS = ("cells", "since", "version", "engine")
 """Keys of a table of `frameworks.toml` that `frameworks.Framework` reads, and `FrameworkFeatures` does not have."""
 
 
-def _read_abilities(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
+def _read_features(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
     """Return what a framework executes, from its table in `frameworks.toml`."""
-    abilities = {name: value for name, value in table.items() if name not in _KEYS_OF_CELLS}
+    features = {name: value for name, value in table.items() if name not in _KEYS_OF_CELLS}
     schedules = (
-        frameworks.FRAMEWORKS[name].schedules if "pipeline" in abilities["parallelism"] else frozenset[Schedule]()
+        frameworks.FRAMEWORKS[name].schedules if "pipeline" in features["parallelism"] else frozenset[Schedule]()
     )
-    return FrameworkFeatures(
-        **{**abilities, "per_layer": tuple(abilities.get("per_layer", ())), "schedules": schedules}
-    )
+    return FrameworkFeatures(**{**features, "per_layer": tuple(features.get("per_layer", ())), "schedules": schedules})
 
 
-def _own_keys(name: str) -> dict[str, Any]:
+def _list_own_features(name: str) -> dict[str, Any]:
     """Return what a framework's own table says of the plans that it executes."""
     return {key: value for key, value in frameworks.TABLES[name].items() if key not in _KEYS_OF_CELLS}
 
 
 _ABILITIES: Mapping[str, FrameworkFeatures] = {
-    name: _read_abilities(name, {**frameworks.TABLES[frameworks.FRAMEWORKS[name].engine], **_own_keys(name)})
+    name: _read_features(name, {**frameworks.TABLES[frameworks.FRAMEWORKS[name].engine], **_list_own_features(name)})
     for name in get_args(Framework)
 }
 """Plans and options of every framework by name, those of its engine but for what its own table says."""
@@ -131,7 +129,7 @@ Frameworks that run on another framework's engine are absent.
 """
 
 
-def abilities(framework: Framework) -> FrameworkFeatures:
+def find_framework_features(framework: Framework) -> FrameworkFeatures:
     """Return the plans and options that a framework executes, itself or by the engine of another framework.
 
     A framework may run fewer degrees of parallelism than its engine.

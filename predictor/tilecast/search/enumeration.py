@@ -28,8 +28,8 @@ from tilecast.hardware import Pool
 from tilecast.layout import count_virtual_stage_end_layers, find_schedule_costs, parse_layout, split_layers
 from tilecast.memo import Memo
 from tilecast.model import Model
-from tilecast.recomputation import Checkpointing, encode_modules, names_modules, split_modules
-from tilecast.search.engines import FRAMEWORKS, FrameworkFeatures, Mask, abilities
+from tilecast.recomputation import Checkpointing, encode_modules, is_module_set, split_modules
+from tilecast.search.engines import FRAMEWORKS, FrameworkFeatures, Mask, find_framework_features
 from tilecast.spec import (
     PIPELINE_SCHEDULES,
     SCHEDULE_CODES,
@@ -41,8 +41,8 @@ from tilecast.spec import (
     SpecError,
     Workload,
     distinct_rows,
-    holdings_of,
     repeat_number,
+    stage_holding_codes,
 )
 from tilecast.step import placement
 from tilecast.zoo import traced
@@ -110,7 +110,7 @@ _DECIDING = (
     *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
     *("shard_degree", "frozen_bits"),
 )
-"""Workload fields on which `_enumerate_ways` depends, besides recomputation and virtual stages."""
+"""Workload fields on which `_enumerate_combinations` depends, besides recomputation and virtual stages."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
@@ -133,20 +133,20 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> Enu
     four virtual stages.
     """
     deciding = (
-        recomputations(workload),
-        tuple(_virtual_stages(workload)),
-        schedules := searched_schedules(workload),
+        list_searched_recomputations(workload),
+        tuple(_list_virtual_stages(workload)),
+        schedules := list_searched_schedules(workload),
         *(getattr(workload, name) for name in _DECIDING),
     )
-    ways, scheduled = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
+    ways, scheduled = _WAYS.get(deciding, lambda: _enumerate_combinations(workload))
     allowed = scheduled & (ways["schedule"] == 0) if schedules else scheduled
     usual = ways["virtual_stages"] <= USUAL_VIRTUAL
     if workload.checkpointing is None:
-        usual &= ~names_modules(ways["checkpointing"])
+        usual &= ~is_module_set(ways["checkpointing"])
 
     def list_rows(digits: int, some: Mask, *, shares_experts: bool) -> tuple[_Table, Ints, Mask, Ints]:
         outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
-        outer = _share_experts(outer) if shares_experts else outer
+        outer = _add_split_experts(outer) if shares_experts else outer
         kinds, mask = _allow_combinations(workload, outer, ways, some)
         return outer, kinds, mask, np.count_nonzero(mask, axis=1)[kinds]
 
@@ -161,7 +161,7 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: PlanLimits) -> Enu
             outer, kinds, mask, counts = list_rows(64, scheduled, shares_experts=False)
         else:
             is_bounded = is_bounded or bool((outer["pipeline"] > 1).any())
-    if _can_share_experts(workload):
+    if _can_split_experts(workload):
         # Shared experts double the rows of tensor parallelism, so only a small search has them.
         if counts.sum() <= min(MOST_PLANS_TO_SHARE, limits.max_plans // 4) and not is_bounded:
             outer, kinds, mask, counts = list_rows(64, allowed, shares_experts=True)
@@ -187,14 +187,14 @@ def _find_splits(ways: _Table, flat: Rows, places: Rows, begins: Rows, counts: I
     """Return `Plans.distinct_splits` of the enumerated plans, without comparing their columns.
 
     Args:
-        ways: the W combinations of `_enumerate_ways`.
+        ways: the W combinations of `_enumerate_combinations`.
         flat: for each kind of row, indices of its combinations in `ways`, concatenated.
         places: index into `flat` of each plan, (n,).
         begins: first plan of each row of degrees and micro-batches.
         counts: number of plans of each such row.
     """
     same = [ways[name][flat] for name in ("sequence_parallel", "checkpointing")]
-    same.append(holdings_of(ways["schedule"])[flat])
+    same.append(stage_holding_codes(ways["schedule"])[flat])
     is_head = np.ones(len(flat), bool)
     is_head[1:] = np.any([column[1:] != column[:-1] for column in same], axis=0)
     heads = is_head[places]
@@ -216,20 +216,22 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits
     most = min(most_gpus, limits.max_gpus or most_gpus, limits.gpus or most_gpus)
     widest = most if limits.tensor_across_nodes else min(most, pool.domain)
 
-    def dividing(degrees: Iterable[int]) -> list[int]:
+    def select_dividing(degrees: Iterable[int]) -> list[int]:
         return [degree for degree in degrees if limits.gpus is None or limits.gpus % degree == 0]
 
-    tensors = dividing(t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t))
-    stages = range(1, min(most, _most_stages(workload)) + 1)
-    pipelines = dividing(p for p in stages if p == 1 or stages_are_full(workload, p))
+    tensors = select_dividing(
+        t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if can_split_heads(workload, t)
+    )
+    stages = range(1, min(most, _max_pipeline_stages(workload)) + 1)
+    pipelines = select_dividing(p for p in stages if p == 1 or has_full_stages(workload, p))
     contexts = [c for c in divisors(workload.sequence_length) if c <= most]
-    contexts = dividing(c for c in contexts if c == 1 or _splits_sequence(workload, c))
-    datas = dividing(d for d in divisors(workload.global_batch) if d <= most)
+    contexts = select_dividing(c for c in contexts if c == 1 or _can_split_sequence(workload, c))
+    datas = select_dividing(d for d in divisors(workload.global_batch) if d <= most)
     grid = np.meshgrid(tensors, contexts, pipelines, datas, indexing="ij")
     tensor, context, pipeline, data = (column.ravel() for column in grid)
     gpus = tensor * context * pipeline * data
     nodes = gpus // pool.gpus_per_node
-    inside = gpus if limits.tensor_across_nodes else placement.joined_gpus(gpus, pool)
+    inside = gpus if limits.tensor_across_nodes else placement.count_joined_gpus(gpus, pool)
     # If there are several nodes, each node, or each NVLink domain of nodes, holds whole tensor-parallel groups.
     keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (_fills_nodes(gpus, pool) & (inside % tensor == 0)))
     if digits < 64 and limits.gpus is None:
@@ -253,7 +255,7 @@ def _fills_nodes(gpus: Ints, pool: Pool) -> Mask:
     A part is at least half of a node.
     """
     size = pool.gpus_per_node
-    part = placement.gpus_on_each_node(gpus, pool)
+    part = placement.count_gpus_on_each_node(gpus, pool)
     are_few = gpus <= MOST_PARTED * size
     if size & (size - 1) == 0:
         # Equal parts that divide a node can be packed into any nodes that have as many GPUs in total.
@@ -262,7 +264,7 @@ def _fills_nodes(gpus: Ints, pool: Pool) -> Mask:
     return np.asarray((part == size) | ((2 * part >= size) & are_few & (gpus // part <= nodes)))
 
 
-def splits_heads(workload: Workload, tensor: int) -> bool:
+def can_split_heads(workload: Workload, tensor: int) -> bool:
     """Return whether `tensor` ranks can split a workload's attention heads and MLPs evenly.
 
     If there are more ranks than key and value heads, ranks hold copies of these heads.
@@ -274,7 +276,7 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
     return is_whole and (model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0)
 
 
-def _splits_sequence(workload: Workload, context: int) -> bool:
+def _can_split_sequence(workload: Workload, context: int) -> bool:
     """Return whether `context` ranks can split the sequences of a workload. Only training with fused attention can.
 
     A rank takes one chunk of each sequence, or two with a causal mask (zig-zag). Chunks must be equally long, and a
@@ -288,13 +290,13 @@ def _splits_sequence(workload: Workload, context: int) -> bool:
     return workload.sequence_length % pieces == 0 and workload.sequence_length // context >= MIN_CONTEXT_TOKENS
 
 
-def _most_stages(workload: Workload) -> int:
+def _max_pipeline_stages(workload: Workload) -> int:
     """Return the largest number of pipeline stages such that every stage has work."""
     model = workload.model
     return max(traced.count_pieces(model.trace) if model.trace is not None else model.layers, 1)
 
 
-def stages_are_full(workload: Workload, pipeline: int) -> bool:
+def has_full_stages(workload: Workload, pipeline: int) -> bool:
     """Return whether a workload's model can be split into `pipeline` stages that all have work.
 
     A traced model is cut by cost. Any other model needs a stack of layers. The first and last stages may hold fewer.
@@ -306,7 +308,7 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
         return False
     if workload.pipeline_layout is not None:
         return len(parse_layout(workload.pipeline_layout).pieces) % pipeline == 0
-    return min(split_layers(model.layers, pipeline, counts_ends=_counts_ends(workload))) > 0
+    return min(split_layers(model.layers, pipeline, counts_ends=_counts_end_layers(workload))) > 0
 
 
 def has_equal_virtual_stages(workload: Workload, pipeline: int, virtual: int) -> bool:
@@ -318,24 +320,26 @@ def has_equal_virtual_stages(workload: Workload, pipeline: int, virtual: int) ->
     if workload.pipeline_layout is not None:
         return len(parse_layout(workload.pipeline_layout).pieces) == pipeline * virtual
     ends = count_virtual_stage_end_layers(workload.model.layers, pipeline, virtual)
-    return ends == 0 or (ends is not None and _counts_ends(workload))
+    return ends == 0 or (ends is not None and _counts_end_layers(workload))
 
 
-def executes_virtual_stages(workload: Workload, pipeline: int, virtual: int) -> bool:
+def can_split_virtual_stages(workload: Workload, pipeline: int, virtual: int) -> bool:
     """Return whether a job's layers, layout and schedule allow `pipeline` stages of `virtual` virtual stages each."""
     if pipeline == 1:
         return virtual == 1
     fits = virtual == 1 and workload.pipeline_layout is None
-    return allows_virtual_stages(workload, virtual) and (fits or has_equal_virtual_stages(workload, pipeline, virtual))
+    return can_schedule_virtual_stages(workload, virtual) and (
+        fits or has_equal_virtual_stages(workload, pipeline, virtual)
+    )
 
 
-def allows_virtual_stages(workload: Workload, virtual: int) -> bool:
+def can_schedule_virtual_stages(workload: Workload, virtual: int) -> bool:
     """Return whether the workload's pipeline schedule can run `virtual` virtual stages on each pipeline rank."""
     least, most = find_schedule_costs(workload.pipeline_schedule).virtual
     return least <= virtual <= most
 
 
-def searched_schedules(workload: Workload) -> tuple[Schedule, ...]:
+def list_searched_schedules(workload: Workload) -> tuple[Schedule, ...]:
     """Return the pipeline schedules that the search tries in addition to 1F1B.
 
     They are those of the job's framework. There are none if the job names a schedule or no framework.
@@ -343,18 +347,18 @@ def searched_schedules(workload: Workload) -> tuple[Schedule, ...]:
     is_open = workload.framework is not None and workload.pipeline_schedule is None and workload.training
     if not is_open or workload.model.trace is not None or workload.framework is None:
         return ()
-    own = abilities(workload.framework).schedules - {"1f1b", "interleaved"}
+    own = find_framework_features(workload.framework).schedules - {"1f1b", "interleaved"}
     return tuple(name for name in PIPELINE_SCHEDULES if name in own)
 
 
-def _virtual_stages(workload: Workload) -> list[int]:
+def _list_virtual_stages(workload: Workload) -> list[int]:
     """Return the numbers of virtual stages per pipeline rank that the search tries, ascending."""
     if workload.pipeline_layout is not None:
         return divisors(len(parse_layout(workload.pipeline_layout).pieces))
     return [pieces for pieces in VIRTUAL_STAGES if pieces <= USUAL_VIRTUAL or workload.model.layers >= DEEP]
 
 
-def _counts_ends(workload: Workload) -> bool:
+def _counts_end_layers(workload: Workload) -> bool:
     return frameworks.find_framework(workload).counts_ends
 
 
@@ -377,19 +381,21 @@ def _add_batches(workload: Workload, splits: _Table) -> _Table:
     columns["micro_batch"] = micro[chosen].astype(splits["data"].dtype)
     columns["gradient_accumulation"] = share[rows, 0] // micro[chosen]
     ranks = columns["data"] * (columns["tensor"] if _experts_fold_over_tensor(workload) else 1)
-    degrees = expert_degrees(workload.model, ranks)
+    degrees = list_expert_degrees(workload.model, ranks)
     rows, chosen = np.nonzero(degrees)
     columns = {name: column[rows] for name, column in columns.items()} | {"expert": degrees[rows, chosen]}
     return {**columns, "expert_tensor": np.ones_like(columns["tensor"])}
 
 
-def _can_share_experts(workload: Workload) -> bool:
+def _can_split_experts(workload: Workload) -> bool:
     """Return whether the model has experts and the framework has expert tensor parallelism."""
-    has_degree = workload.framework is None or "expert_tensor" in abilities(workload.framework).parallelism
+    has_degree = (
+        workload.framework is None or "expert_tensor" in find_framework_features(workload.framework).parallelism
+    )
     return has_degree and zoo.count_experts(workload.model) > 0
 
 
-def _share_experts(splits: _Table) -> _Table:
+def _add_split_experts(splits: _Table) -> _Table:
     """Return each split with whole experts, and with each expert shared by a tensor-parallel group, as columns."""
     tensor = splits["tensor"]
     shares = (tensor > 1) & (splits["data"] % splits["expert"] == 0)
@@ -417,7 +423,7 @@ def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
     return np.asarray(allowed & (worth == most[:, np.searchsorted(octave[starts], octave)]))
 
 
-def expert_degrees(model: Model, ranks: Ints) -> Ints:
+def list_expert_degrees(model: Model, ranks: Ints) -> Ints:
     """Return the possible expert-parallel degrees of a model on each number of ranks, (n, degrees), padded with 0.
 
     A degree divides both the ranks and the experts. Distributed embedding tables are always spread over all ranks. A
@@ -432,10 +438,10 @@ def expert_degrees(model: Model, ranks: Ints) -> Ints:
 
 
 def _experts_fold_over_tensor(workload: Workload) -> bool:
-    return workload.framework is None or abilities(workload.framework).experts_fold_over_tensor
+    return workload.framework is None or find_framework_features(workload.framework).experts_fold_over_tensor
 
 
-def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
+def _enumerate_combinations(workload: Workload) -> tuple[_Table, Mask]:
     """Return all W combinations of plan columns that are neither degrees of parallelism nor the micro-batch.
 
     The columns are ZeRO stage, recomputation, sequence parallelism, virtual stages and pipeline schedule. The mask, (2
@@ -450,13 +456,13 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         zoo.refuse_useless_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
         recompute = [encode_modules(workload.checkpointing)]
     elif workload.training:
-        recompute = [encode_modules(value) for value in recomputations(workload)]
-    schedules = searched_schedules(workload)
+        recompute = [encode_modules(value) for value in list_searched_recomputations(workload)]
+    schedules = list_searched_schedules(workload)
     codes = [0, *(SCHEDULE_CODES[name] for name in schedules)]
-    virtual = np.array(_virtual_stages(workload), np.int32)
+    virtual = np.array(_list_virtual_stages(workload), np.int32)
     # Frameworks tell one virtual stage from several alone.
     few = 1 + np.unique(virtual > 1)
-    ways, some = (_combine_ways(codes, recompute, zero, numbers) for numbers in (virtual, few))
+    ways, some = (_combine_settings(codes, recompute, zero, numbers) for numbers in (virtual, few))
     kinds = np.arange(1 << len(_DEGREES), dtype=np.int32)
     degrees = {name: 1 + (kinds >> place & 1) for place, name in enumerate(_DEGREES)}
     count = len(some["zero_stage"])
@@ -473,7 +479,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
         allowed &= np.any([framework.executes(table) & framework.offloads(table) for framework in able], axis=0)
     if workload.bucket_mib is not None and not is_whole:
         allowed &= frameworks.find_framework(workload).allows_bucket_size(table)
-    allowed &= frameworks.shares_frozen_weights(workload) | (table.zero_stage < 2)
+    allowed &= frameworks.can_shard_frozen_weights(workload) | (table.zero_stage < 2)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
     allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
     allowed &= (table.schedule == 0) | (table.pipeline > 1)
@@ -490,7 +496,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     return ways, allowed
 
 
-def _combine_ways(schedules: list[int], recompute: list[int], zero: list[int], virtual: Ints) -> _Table:
+def _combine_settings(schedules: list[int], recompute: list[int], zero: list[int], virtual: Ints) -> _Table:
     """Return every combination of the arguments with and without sequence parallelism, as columns."""
     sizes = (schedules, [0, 1], recompute, zero, virtual)
     names = ("schedule", "sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
@@ -498,14 +504,14 @@ def _combine_ways(schedules: list[int], recompute: list[int], zero: list[int], v
     return {name: column.ravel() for name, column in zip(names, grid, strict=True)}
 
 
-def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
+def list_searched_recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
     """Return the recomputation modes that the search tries: those of the model, and policies of the framework.
 
     A policy is left out if the model lacks a module that the policy recomputes.
     """
     model = workload.model
     own = zoo.list_modules(model)
-    able = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
+    able = list(FRAMEWORKS.values()) if workload.framework is None else [find_framework_features(workload.framework)]
     named = dict.fromkeys(value for one in able for value in one.policies.values())
     return (*zoo.list_recomputation_modes(model), *(value for value in named if own >= {*split_modules(value)}))
 
@@ -517,7 +523,7 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     """Return which of the W combinations `ways` each row of `outer` may have.
 
     Rows that may have the same combinations are of one kind. The result is the kind of each row, (rows,), and the mask
-    of each kind, (kinds, W). `allowed` is the mask of `_enumerate_ways`.
+    of each kind, (kinds, W). `allowed` is the mask of `_enumerate_combinations`.
     """
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
     degrees = _DEGREES if zoo.count_experts(workload.model) else _DEGREES[:-2]
@@ -526,7 +532,7 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     divides = outer["gradient_accumulation"] % pipeline == 0
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
     groups = [outer["data"]] if workload.shard_degree is not None else []
-    laws = {SCHEDULE_CODES[name]: find_schedule_costs(name) for name in searched_schedules(workload)}
+    laws = {SCHEDULE_CODES[name]: find_schedule_costs(name) for name in list_searched_schedules(workload)}
     most_rounds = max((law.least_rounds for law in laws.values()), default=0)
     rounds = np.minimum(outer["gradient_accumulation"] // pipeline, most_rounds)
     if most_rounds:
@@ -534,10 +540,10 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     kinds = distinct_rows(used, pipeline, divides.astype(int), spread.astype(int), *groups)
     used, pipeline, divides, spread = (column[kinds.first] for column in (used, pipeline, divides, spread))
     # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
-    virtual = _virtual_stages(workload)
+    virtual = _list_virtual_stages(workload)
     pieces = np.zeros((int(pipeline.max(initial=1)) + 1, 2, len(virtual)), bool)
     for degree in np.flatnonzero(np.bincount(pipeline)).tolist():
-        pieces[degree] = [executes_virtual_stages(workload, degree, number) for number in virtual]
+        pieces[degree] = [can_split_virtual_stages(workload, degree, number) for number in virtual]
         pieces[degree, 0] &= np.array(virtual) == 1
     interleaves = _keep_one_per_octave(np.array(virtual), pieces[pipeline, divides.astype(int)])
     mask: Mask = allowed[used] & interleaves[:, np.searchsorted(virtual, ways["virtual_stages"])]
@@ -547,11 +553,13 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
             mask &= (ways["schedule"] != code) | (rounds[kinds.first, None] >= law.least_rounds)
     if workload.shard_degree is not None:
         data = outer["data"][kinds.first, None]
-        mask &= has_whole_groups(workload.shard_degree, data) & allows_groups(data, ways["zero_stage"])
+        mask &= divides_into_shard_groups(workload.shard_degree, data) & can_use_hybrid_sharding(
+            data, ways["zero_stage"]
+        )
     return kinds.index, mask
 
 
-def has_whole_groups(shard_degree: int, data: Ints) -> Mask:
+def divides_into_shard_groups(shard_degree: int, data: Ints) -> Mask:
     """Return whether each number of data-parallel ranks divides into HSDP groups of `shard_degree`, (n,).
 
     Fewer ranks than `shard_degree` form one group.
@@ -559,7 +567,7 @@ def has_whole_groups(shard_degree: int, data: Ints) -> Mask:
     return np.asarray((data % shard_degree == 0) | (data < shard_degree))
 
 
-def allows_groups(data: Ints, zero_stage: Ints) -> Mask:
+def can_use_hybrid_sharding(data: Ints, zero_stage: Ints) -> Mask:
     """Return whether each plan can use HSDP, in which every group of ranks together holds all shards, (n,).
 
     HSDP needs ZeRO stage 2 or 3, unless there is a single data-parallel rank.
@@ -575,7 +583,9 @@ def find_frameworks(workload: Workload) -> list[FrameworkFeatures]:
     Raises:
         SpecError: no framework, or not the named framework, supports them.
     """
-    candidates = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
+    candidates = (
+        list(FRAMEWORKS.values()) if workload.framework is None else [find_framework_features(workload.framework)]
+    )
     for field, value, names in (
         ("training.precision", workload.precision, "precisions"),
         ("training.offload", workload.offload, "offload"),

@@ -32,9 +32,9 @@ from tilecast.step.distinct import Column, DistinctValues, StepInputs, Value
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch, visible_send_seconds
 from tilecast.step.replicas import (
     SyncSeconds,
+    exposed_and_hidden_seconds,
     find_zero_rows,
     link_contention,
-    replica_seconds,
     replica_sync_seconds,
     straggler_factor,
 )
@@ -141,7 +141,7 @@ class _CalibrationCorrections(Columns):
 class _SharedSeconds:
     """Seconds that are equal for plans which differ only in ZeRO stage and virtual stages, for n groups of such plans.
 
-    A matrix (4, n), (6, n) or (7, n) has the rows of `replica_seconds`.
+    A matrix (4, n), (6, n) or (7, n) has the rows of `exposed_and_hidden_seconds`.
     """
 
     micro: MicroBatch
@@ -208,12 +208,16 @@ class Steps:
             priced: the seconds of the graph's kernels on the pool's GPU.
             fitted: constants to use instead of those that ship.
         """
-        constant, per_distinct, speed_at = fitted or constants.shipped_constants(), inputs.per_distinct, inputs.speed_at
+        constant, evaluate_per_distinct, speed_at = (
+            fitted or constants.shipped_constants(),
+            inputs.evaluate_per_distinct,
+            inputs.speed_at,
+        )
         graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.list_factors_by_gpus
         copies_per_s, host_s = weight_copy_bytes_per_s(gpu, constant), host_seconds_per_step(workload, graph, constant)
 
         def by_degrees(formula: Callable[[ShardedGraph, Plans, Rows], Value]) -> DistinctValues[Value]:
-            return per_distinct(("degrees",), formula)
+            return evaluate_per_distinct(("degrees",), formula)
 
         def sync_at(sharded: ShardedGraph, plans: Plans, rows: Rows) -> SyncSeconds:
             weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
@@ -229,7 +233,7 @@ class Steps:
             return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
 
         layered: tuple[Column, ...] = ("pipeline",) if workload.recompute_layers is not None else ()
-        passes = per_distinct(
+        passes = evaluate_per_distinct(
             ("shard", "checkpointing", "links", *layered),
             lambda sharded, plans, rows: block_passes(workload, sharded, plans, pool, priced, constant, speed_at(rows)),
         )
@@ -243,11 +247,11 @@ class Steps:
             send_share=constant.send_share,
             slowdown=constant.slowdown * link_contention(pool),
             runs_hooks=any(frameworks.find_framework(workload).zero_tensor_us),
-            micro=per_distinct(
+            micro=evaluate_per_distinct(
                 ("shard", "checkpointing", "links", "pipeline"),
                 lambda sharded, plans, rows: micro_batch(sharded, plans, priced, passes.take(rows)),
             ),
-            boundary_s=per_distinct(("shard", "degrees"), boundary_seconds_at),
+            boundary_s=evaluate_per_distinct(("shard", "degrees"), boundary_seconds_at),
             held=held,
             sync=by_degrees(sync_at),
             straggler=by_degrees(lambda _, plans, __: straggler_factor(workload, plans, constant)),
@@ -255,8 +259,8 @@ class Steps:
             calibrated=by_degrees(
                 lambda _, plans, __: _CalibrationCorrections(*columns(gpu.name, workload, plans.gpus))
             ),
-            copied_s=inputs.per_zero_stage(("degrees", "accumulates"), copies_at),
-            update_s=inputs.per_zero_stage(("degrees",), update_at),
+            copied_s=inputs.evaluate_per_zero_stage(("degrees", "accumulates"), copies_at),
+            update_s=inputs.evaluate_per_zero_stage(("degrees",), update_at),
         )
 
     def total_seconds(self, rows: slice) -> tuple[Floats, Floats]:
@@ -279,7 +283,7 @@ class Steps:
         Neighbouring plans of one group of `Plans.distinct_splits` share one row of the inputs. If `is_whole` is False,
         the columns that are not parts of a step are placeholders, and no correction may need them.
         """
-        plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
+        plans, (some, place) = self.plans.take(rows), self.inputs.find_distinct_rows(rows)
         shared = self._shared_seconds(some, interleaves=bool((plans.virtual_stages > 1).any()))
         stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
         zero_row = find_zero_rows(stage, plans.virtual_stages, len(shared.exposed_s))
@@ -310,7 +314,7 @@ class Steps:
         """Return the seconds that plans share, for some rows of the inputs."""
         plans, micro = self.inputs.plans.take(rows), self.micro.take(rows)
         repeats = plans.gradient_accumulation.astype(float)
-        exposed_s, hidden_s = replica_seconds(
+        exposed_s, hidden_s = exposed_and_hidden_seconds(
             self.workload, plans, micro, self.sync.take(rows), interleaves=interleaves
         )
         stages = np.arange(len(exposed_s)) % 4

@@ -44,17 +44,17 @@ _NUMBERS_OF_WORD = {"fp16": 8, "bf16": 8, "tf32": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _PassSeconds:
     """One pass through a block: seconds of the GPU and of the host, (S,) for S shards."""
 
     gpu_s: Floats
     host_s: Floats
 
-    def __add__(self, other: _Pass) -> _Pass:
-        return _Pass(self.gpu_s + other.gpu_s, self.host_s + other.host_s)
+    def __add__(self, other: _PassSeconds) -> _PassSeconds:
+        return _PassSeconds(self.gpu_s + other.gpu_s, self.host_s + other.host_s)
 
-    def scaled(self, share: float) -> _Pass:
-        return _Pass(self.gpu_s * share, self.host_s * share)
+    def scaled(self, share: float) -> _PassSeconds:
+        return _PassSeconds(self.gpu_s * share, self.host_s * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class BlockTimes:
     """
 
     block: Block
-    forward: _Pass
-    repeated: _Pass
-    core: _Pass
-    backward: _Pass
-    modules: Mapping[str, _Pass]
+    forward: _PassSeconds
+    repeated: _PassSeconds
+    core: _PassSeconds
+    backward: _PassSeconds
+    modules: Mapping[str, _PassSeconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,13 @@ def kernel_seconds(
     """
     gpu.peak(workload.precision)
     if fitted is not None or timed is not None:
-        return _kernel_seconds(workload, sharded.graph, gpu, fitted or constants.shipped_constants(), timed)
+        return _compute_kernel_seconds(workload, sharded.graph, gpu, fitted or constants.shipped_constants(), timed)
 
     def price_kernels() -> tuple[Graph, KernelSeconds]:
-        return sharded.graph, _kernel_seconds(alike, sharded.graph, gpu, constants.shipped_constants())
+        return sharded.graph, _compute_kernel_seconds(alike, sharded.graph, gpu, constants.shipped_constants())
 
     # The graph is kept with its times, so that its id is not reused for another graph.
-    alike = zoo.without_batch(workload)
+    alike = zoo.with_fixed_batch(workload)
     return _PRICED.get((id(sharded.graph), alike, gpu), price_kernels)[1]
 
 
@@ -121,16 +121,16 @@ _PRICED: Memo[tuple[Graph, KernelSeconds]] = Memo(32)
 _KERNELS: Memo[tuple[Graph, tuple[KernelTable, list[Rows]]]] = Memo(4)
 
 
-def _kernel_seconds(
+def _compute_kernel_seconds(
     workload: Workload, graph: Graph, gpu: Gpu, fitted: Constants, timed: kernels.KernelTimes | None = None
 ) -> KernelSeconds:
     # The graph is kept with its kernels, so that its id is not reused for another graph.
     table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
     times = timed or kernels.predict_kernel_times(table, gpu)
-    forward_launch_s, backward_launch_s = fitted.launch_s[launch_host(workload)]
+    forward_launch_s, backward_launch_s = fitted.launch_s[find_launch_mode(workload)]
     recomputed = recomputed_fraction(workload)
     casts = 1.0 if gpu.supports("mxfp8") else frameworks.find_framework(workload).fp8_cast_launches
-    zero = _Pass(np.zeros(1), np.zeros(1))
+    zero = _PassSeconds(np.zeros(1), np.zeros(1))
     items, position = [], 0
     weight, spread, roofline_s = np.zeros((3, graph.shards))
     for block in graph.blocks:
@@ -144,7 +144,7 @@ def _kernel_seconds(
             launches = op.count * op.launches * (casts if op.name.endswith(QUANTIZE) else 1.0)
             # Host-paced kernels have their launches in their seconds, and no other kernel covers these.
             launches_s = np.zeros(1) if op.host_paced else np.atleast_1d(launches * launch_s)
-            kernels_pass = _Pass(seconds, launches_s)
+            kernels_pass = _PassSeconds(seconds, launches_s)
             passes[op.phase] = passes[op.phase] + kernels_pass
             is_repeated = op.phase == "forward" and is_repeated_in_full(workload, op.name)
             if is_repeated:
@@ -152,7 +152,7 @@ def _kernel_seconds(
             if op.phase == "forward" and (share := recomputed(op)):
                 passes["core"] = passes["core"] + kernels_pass.scaled(share)
             if is_repeated and modules:
-                for name in modules_of(workload, op) & modules.keys():
+                for name in list_operator_modules(workload, op) & modules.keys():
                     modules[name] = modules[name] + kernels_pass
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
@@ -161,7 +161,7 @@ def _kernel_seconds(
     return KernelSeconds(tuple(items), spread / np.maximum(weight, 1e-30), roofline_s)
 
 
-def launch_host(workload: Workload) -> str:
+def find_launch_mode(workload: Workload) -> str:
     """Return how the host launches kernels: `graph`, or the workload's execution, such as `eager`.
 
     The result is a key of `launch_us`, `collective_us`, `step_ms` and `gradient_us` in the constants.
@@ -170,12 +170,12 @@ def launch_host(workload: Workload) -> str:
     return "graph" if is_graph else workload.execution
 
 
-def _memory_kernels(workload: Workload) -> str:
+def _memory_kernel_kind(workload: Workload) -> str:
     """Return the kind of kernels that move memory, a key of `memory` in the constants, such as `fused`."""
     if workload.execution in ("eager", "cudaGraphs") and frameworks.has_fused_kernels(workload):
         return "fused"
     # Traces and networks that are no transformers list every operator that runs.
-    host = launch_host(workload)
+    host = find_launch_mode(workload)
     return "listed" if not zoo.is_transformer(workload.model) and host == "eager" else host
 
 
@@ -187,7 +187,7 @@ def recomputed_fraction(workload: Workload) -> Callable[[Op], float]:
     return lambda op: rates.get(int(op.table.kind[0]), 1.0)
 
 
-def modules_of(workload: Workload, op: Op) -> frozenset[str]:
+def list_operator_modules(workload: Workload, op: Op) -> frozenset[str]:
     """Return which modules of `recomputation.MODULES` a layer's forward operator belongs to."""
     return list_modules_of_operator(
         op.name,
@@ -217,12 +217,12 @@ def operator_seconds(
         fitted: constants to use instead of those that ship.
     """
     seconds = times.seconds[rows] * op.count
-    for factor in corrections(workload, op, times, rows, fitted).values():
+    for factor in correction_factors(workload, op, times, rows, fitted).values():
         seconds = seconds * factor
     return np.maximum(seconds, times.roofline_s[rows] * op.count)
 
 
-def corrections(
+def correction_factors(
     workload: Workload,
     op: Op,
     times: kernels.KernelTimes,
@@ -236,7 +236,7 @@ def corrections(
     fitted = fitted or constants.shipped_constants()
     factors: dict[str, Floats] = {}
     if op.host_paced:
-        host = launch_host(workload)
+        host = find_launch_mode(workload)
         launch_s = fitted.launch_s[host][op.phase == "backward"]
         return {f"launch_us.{host}": np.maximum(op.launches * launch_s / times.seconds[rows], 1.0)}
     if times.irregular[rows].any():
@@ -252,7 +252,7 @@ def corrections(
         is_measured = times.gpu.compute_capability < fitted.kernels.unmeasured_fp8_capability
         if is_measured and frameworks.find_framework(workload).fp8_products == "cublas":
             factors["fp8.cublas"] = np.full(1, fitted.fp8_cublas)
-    part, runner = _FACTOR_OF[op.table.kind[0]], _memory_kernels(workload)
+    part, runner = _FACTOR_OF[op.table.kind[0]], _memory_kernel_kind(workload)
     if part:
         factors[f"factor.{part}"] = np.full(1, fitted.factor[part])
         slowdown = _power_factor(PRECISIONS[int(op.table.precision[0])], times.gpu, fitted)
@@ -265,12 +265,12 @@ def corrections(
         older = framework.grouped_convolution if is_grouped else framework.dense_convolution
         if older != 1.0:
             factors["framework.convolution"] = np.full(1, older)
-    if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
+    if op.table.kind[0] == _ATTENTION and (fused := find_fused_attention(workload, times.gpu, fitted)):
         factors[f"attention.{fused.name}"] = np.full(1, fused.time_factor(times.gpu, op.phase))
     return factors
 
 
-def can_attend(workload: Workload, gpu: Gpu) -> bool:
+def has_attention_kernels(workload: Workload, gpu: Gpu) -> bool:
     """Return whether the attention library that a workload names has kernels for its attention on a GPU.
 
     If the workload names none, return True.
@@ -295,7 +295,7 @@ def _unaligned_factor(
     Compilers pad such products (PyTorch, inductor/config.py: shape_padding; XLA, cublas_pad_for_gemms), and so do
     frameworks that pad the vocabulary. The other graph executors run old libraries, which were not measured.
     """
-    aligned = frameworks.has_fused_kernels(workload) or launch_host(workload) != "eager"
+    aligned = frameworks.has_fused_kernels(workload) or find_launch_mode(workload) != "eager"
     if aligned or frameworks.find_framework(workload).pads_vocabulary:
         return None
     precision = PRECISIONS[int(op.table.precision[0])]
@@ -315,14 +315,14 @@ def _unaligned_factor(
     return np.maximum(least_s / times.seconds[rows], 1.0)
 
 
-def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
+def find_fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
     """Return the library of fused attention that runs a workload's attention on a GPU.
 
     The framework tries libraries in its order (`frameworks.Framework.attention`). The result is None if none of them
     runs on the GPU.
     """
-    for choice in frameworks.attention_choices(workload):
+    for choice in frameworks.list_attention_choices(workload):
         library = fitted.attention[choice.library]
-        if choice.is_tried_at(gpu.compute_capability) and library.runs_on(gpu, is_mixed=workload.is_mixed):
+        if choice.is_tried_on(gpu.compute_capability) and library.runs_on(gpu, is_mixed=workload.is_mixed):
             return library
     return None

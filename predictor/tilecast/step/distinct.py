@@ -1,7 +1,7 @@
 """Evaluate each formula of a step once for all rows that are equal in the columns that it reads.
 
-Most plans of a table share most parts of a step. `StepInputs.per_distinct` evaluates a formula on one row of each kind.
-Its result, a `DistinctValues`, gives the values of any rows of the table.
+Most plans of a table share most parts of a step. `StepInputs.evaluate_per_distinct` evaluates a formula on one row
+of each kind. Its result, a `DistinctValues`, gives the values of any rows of the table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from tilecast.hardware import Pool
 from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, distinct_rows
-from tilecast.step.placement import link_classes
+from tilecast.step.placement import classify_by_links
 from tilecast.zoo import ShardedGraph
 
 Value = TypeVar("Value", bound="Floats | Columns")
@@ -115,7 +115,7 @@ class StepInputs:
             bucket_mib: size of the gradient buckets for each row, in MiB.
             trials: codes of `speed` and `bucket_mib`, where they are given.
         """
-        links = link_classes(plans.gpus, pool)
+        links = classify_by_links(plans.gpus, pool)
         experts, pipeline = (plans.expert, plans.expert_tensor), plans.pipeline
         if plans.schedule.any():
             pipeline = 4 * pipeline + plans.stage_holdings
@@ -141,7 +141,7 @@ class StepInputs:
         """Return the gradient bucket sizes at some rows in MiB, (k,). None for the framework's own buckets."""
         return None if self.bucket_mib is None else self.bucket_mib[rows]
 
-    def per_distinct(
+    def evaluate_per_distinct(
         self, names: tuple[Column, ...], formula: Callable[[ShardedGraph, Plans, Rows], Value]
     ) -> DistinctValues[Value]:
         """Evaluate a formula once for all rows that are equal in the named columns.
@@ -151,10 +151,10 @@ class StepInputs:
         rows, sharded, plans = self._distinct_rows(names)
         return DistinctValues(formula(sharded, plans, rows.first), rows.index)
 
-    def per_zero_stage(
+    def evaluate_per_zero_stage(
         self, names: tuple[Column, ...], formula: Callable[[ShardedGraph, Plans, Rows], Floats]
     ) -> DistinctValues[Floats]:
-        """Evaluate a formula like `per_distinct`, but with each distinct row at ZeRO stages 0 to 3, (4 k,)."""
+        """Evaluate a formula like `evaluate_per_distinct`, but with each distinct row at ZeRO stages 0 to 3, (4 k,)."""
         rows = self._distinct_rows(names)[0]
         four = np.tile(rows.first, 4)
         plans = replace(self.plans.take(four), zero_stage=np.repeat(np.arange(4), len(rows)))
@@ -172,7 +172,7 @@ class StepInputs:
             )
         return self._distinct[names]
 
-    def rows_of(self, plans: slice | Rows) -> tuple[slice | Rows, Rows]:
+    def find_distinct_rows(self, plans: slice | Rows) -> tuple[slice | Rows, Rows]:
         """Return the distinct rows that some plans of the whole table use, and the index of each plan among them."""
         place = self.place[plans]
         if isinstance(plans, slice) and len(place):

@@ -13,13 +13,13 @@ from tilecast.collectives import Algorithm, RankGroup, TokenCopies
 from tilecast.constants import Constants
 from tilecast.graph import Block, CollectiveCall
 from tilecast.hardware import Pool
-from tilecast.recomputation import BY_CODE, FULL, MODULES, SELECTIVE, names_modules
+from tilecast.recomputation import BY_CODE, FULL, MODULES, SELECTIVE, is_module_set
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
-from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
-from tilecast.step.placement import communication_group, link_classes
+from tilecast.step.blocks import BlockTimes, KernelSeconds, find_launch_mode
+from tilecast.step.placement import build_communication_group, classify_by_links
 from tilecast.zoo import ShardedGraph
 from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_collective
-from tilecast.zoo.stages import find_folded, find_stage_kinds
+from tilecast.zoo.stages import find_stage_kinds, is_folded_by_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class LayerCollectives:
         All seconds are divided by `speed`: one number, or one for each plan, (n,).
         """
         degrees = (plans.tensor, plans.context, plans.expert, plans.expert_tensor)
-        senders = distinct_rows(sharded.index, *degrees, link_classes(plans.gpus, pool))
+        senders = distinct_rows(sharded.index, *degrees, classify_by_links(plans.gpus, pool))
         self._index, self._speed, self._pool = senders.index, speed, pool
         self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
         self._groups: dict[str, tuple[Rows, RankGroup]] = {}
@@ -115,7 +115,7 @@ class LayerCollectives:
         plans, ranks = self._plans, getattr(self._plans, name)
         rows = np.flatnonzero(ranks > 1)
         inner = {"context": plans.tensor, "expert": plans.expert_tensor}.get(name, np.ones_like(ranks))
-        return rows, communication_group(
+        return rows, build_communication_group(
             ranks[rows].astype(float), inner[rows].astype(float), plans.gpus[rows], self._pool
         )
 
@@ -143,7 +143,7 @@ def block_passes(
     graph, exchanges = sharded.graph, LayerCollectives(sharded, plans, pool, speed)
     times_of = {id(times.block): times for times in priced.blocks}
 
-    def passes_of(block: Block) -> Passes:
+    def compute_passes(block: Block) -> Passes:
         recomputed = any(block is layer for layer in graph.layers)
         return Passes(
             *block_seconds(workload, sharded, plans, times_of[id(block)], fitted, exchanges, recomputed=recomputed)
@@ -152,11 +152,11 @@ def block_passes(
     def sum_passes(blocks: Sequence[Block]) -> Passes:
         sums = [np.zeros(len(plans))] * 4
         for block in blocks:
-            one = passes_of(block)
+            one = compute_passes(block)
             sums = [old + getattr(one, name) * block.repeat for old, name in zip(sums, _PASSES, strict=True)]
         return Passes(*sums)
 
-    layers = [passes_of(block) for block in graph.layers] if graph.has_stages else [sum_passes(graph.layers)]
+    layers = [compute_passes(block) for block in graph.layers] if graph.has_stages else [sum_passes(graph.layers)]
     repeats = [block.repeat for block in graph.layers] if graph.has_stages else [1]
     if workload.offloaded_activations and workload.training:
         kept = zoo.list_layer_saved_bytes(workload, sharded, plans)
@@ -216,9 +216,9 @@ def micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, pass
     """
     first, layers, last = passes.first, passes.layers, passes.last
     graph = sharded.graph
-    kinds = find_stage_kinds(graph, plans.pipeline, find_folded(graph, plans)) if graph.has_stages else None
+    kinds = find_stage_kinds(graph, plans.pipeline, is_folded_by_plan(graph, plans)) if graph.has_stages else None
 
-    def of_stages(column: str) -> Floats:
+    def select_stages(column: str) -> Floats:
         """Return a column of the passes through each of K different stages, (K, n)."""
         before, after = getattr(first, column), getattr(last, column)
         if kinds is not None:
@@ -228,7 +228,7 @@ def micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, pass
         ends = np.where(plans.pipeline > 1, np.where(heavier, before, after), before + after)
         return np.asarray(layers.total(column) * sharded.largest_layer_fraction(plans) + ends)[None]
 
-    columns = [of_stages(name) for name in _PASSES]
+    columns = [select_stages(name) for name in _PASSES]
     slowest = np.argmax(columns[0] + columns[1] + columns[2], axis=0)[None]
     gpu_s, stall_s, communication_s, backward_s = (np.take_along_axis(column, slowest, axis=0)[0] for column in columns)
     return MicroBatch(
@@ -270,7 +270,7 @@ def block_seconds(
     if recomputed and workload.training:
         again = (plans.checkpointing == FULL) * zoo.recomputed_layer_fraction(workload, sharded, plans)
         core = (plans.checkpointing == SELECTIVE).astype(float)
-        if names_modules(plans.checkpointing).any():
+        if is_module_set(plans.checkpointing).any():
             columns = BY_CODE[plans.checkpointing].T.astype(float)
             named = {name: columns[MODULES.index(name)] for name in times.modules}
 
@@ -294,7 +294,7 @@ def block_seconds(
         is_beside = overlaps_experts and transfer.group in ("expert", "expert_tensor")
         seconds = exchanges.seconds(transfer)
         exposed_s = seconds * exposed_fraction(workload, transfer, fitted)
-        call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
+        call_s = np.where(exposed_s > 0, fitted.collective_s[find_launch_mode(workload)], 0.0)
         if is_beside:
             exposed_s = np.zeros(len(plans))
             sent_s = transfer.count * fitted.factor["exchange"] * seconds
@@ -374,7 +374,7 @@ def boundary_seconds(workload: Workload, sharded: ShardedGraph, plans: Plans, po
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
     inner = (plans.tensor * plans.context * plans.data).astype(float)
-    group = communication_group(plans.pipeline.astype(float), inner, plans.gpus, pool)
+    group = build_communication_group(plans.pipeline.astype(float), inner, plans.gpus, pool)
     size = sharded.expand_to_plans(sharded.graph.boundary_bytes)
     sent_s = collectives.fastest_collective_s("send_recv", size, group, pool.intra, pool.inter)
     return np.where(plans.pipeline > 1, sent_s * (2.0 if workload.training else 1.0), 0.0)

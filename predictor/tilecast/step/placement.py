@@ -12,7 +12,7 @@ from tilecast.hardware import Pool
 from tilecast.spec import Floats, Ints, distinct_rows
 
 
-def gpus_on_each_node(gpus: Ints, pool: Pool) -> Ints:
+def count_gpus_on_each_node(gpus: Ints, pool: Pool) -> Ints:
     """Return the number of GPUs that each job uses on each of its nodes, (n,).
 
     It is equal on all nodes of a job. A job that does not fill whole nodes uses equal parts of nodes: 12 GPUs in nodes
@@ -28,7 +28,7 @@ def gpus_on_each_node(gpus: Ints, pool: Pool) -> Ints:
     return np.where(gpus <= whole, gpus, part)
 
 
-def joined_gpus(gpus: Ints, pool: Pool) -> Ints:
+def count_joined_gpus(gpus: Ints, pool: Pool) -> Ints:
     """Return how many of a job's GPUs are joined by the link inside nodes, (n,).
 
     The link joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain uses equally
@@ -39,19 +39,19 @@ def joined_gpus(gpus: Ints, pool: Pool) -> Ints:
         gpus: number of GPUs of each job, (n,).
         pool: the pool that the jobs run on.
     """
-    ranks = gpus_on_each_node(gpus, pool)
+    ranks = count_gpus_on_each_node(gpus, pool)
     for width in range(2 * pool.gpus_per_node, pool.domain + 1, pool.gpus_per_node):
         ranks = np.where(gpus % width == 0, width, ranks)
     return np.where(gpus <= pool.domain, gpus, ranks)
 
 
-def link_classes(gpus: Ints, pool: Pool) -> Ints:
+def classify_by_links(gpus: Ints, pool: Pool) -> Ints:
     """Return a class number for each job, (n,). Jobs of one class use the same links for each group of ranks."""
-    joined = joined_gpus(gpus, pool)
+    joined = count_joined_gpus(gpus, pool)
     return np.asarray(2 * joined + ((gpus > pool.gpus_per_node) & (joined < pool.gpus_per_node)))
 
 
-def communication_group(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> RankGroup:
+def build_communication_group(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> RankGroup:
     """Return each job's communication group, in which neighbours are `inner` ranks apart.
 
     A node, or a domain of nodes, holds as many members as fit and divide the group.
@@ -62,7 +62,7 @@ def communication_group(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) ->
         gpus: number of GPUs of each job, (n,).
         pool: the pool that the jobs run on.
     """
-    node = joined_gpus(gpus, pool).astype(float)
+    node = count_joined_gpus(gpus, pool).astype(float)
     fitting = np.clip(np.floor(node / inner), 1.0, ranks)
     # All nodes have equally many members: the largest number that fits and divides the group.
     sizes, most = ranks.astype(np.int64), fitting.astype(np.int64)

@@ -15,7 +15,7 @@ from tilecast.constants import Constants
 from tilecast.hardware import Pool, find_link
 from tilecast.spec import Columns, Floats, Ints, Plans, Workload
 from tilecast.step.passes import MicroBatch
-from tilecast.step.placement import communication_group
+from tilecast.step.placement import build_communication_group
 from tilecast.step.weights import HeldWeights, reshards_weights
 from tilecast.zoo import ShardedGraph
 
@@ -49,7 +49,7 @@ class SyncSeconds(Columns):
         return replace(self, **{name: change(getattr(self, name)) for name in names})
 
 
-def sync_seconds(
+def fullest_stage_sync_seconds(
     workload: Workload,
     sharded: ShardedGraph,
     held: HeldWeights,
@@ -72,13 +72,15 @@ def sync_seconds(
         fitted: the constants.
     """
     everything, experts = (sharded.sum_fullest_stage(column, plans) for column in ("parameters", "expert_parameters"))
-    groups = [(everything - experts, communication_group(plans.replicas, plans.tensor.astype(float), plans.gpus, pool))]
+    groups = [
+        (everything - experts, build_communication_group(plans.replicas, plans.tensor.astype(float), plans.gpus, pool))
+    ]
     if experts.any():
         spread = (plans.expert * plans.expert_tensor).astype(float)
-        groups.append((experts, communication_group(plans.expert_replicas, spread, plans.gpus, pool)))
+        groups.append((experts, build_communication_group(plans.expert_replicas, spread, plans.gpus, pool)))
     nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte that is held.
-    updated = weight - (sharded.layer_parameter_fraction(plans) if frameworks.holds_fp8_weights_only(workload) else 0.0)
+    updated = weight - (sharded.layer_parameter_fraction(plans) if frameworks.has_only_fp8_weights(workload) else 0.0)
     # Parameters that a rank holds alone are not exchanged.
     exchanged = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
     sums = [parameters * gradient * held.trainable for parameters in exchanged]
@@ -97,8 +99,10 @@ def sync_seconds(
             # A group of ranks holds all experts too, and its ranks that hold the same ones share them.
             alike = np.maximum(plans.expert_replicas * shards / plans.replicas, 1.0)
             splits.append((alike, plans.expert_replicas, spread))
-        near = [communication_group(ranks, inner, plans.gpus, pool) for ranks, _, inner in splits]
-        far = [communication_group(every / ranks, inner * ranks, plans.gpus, pool) for ranks, every, inner in splits]
+        near = [build_communication_group(ranks, inner, plans.gpus, pool) for ranks, _, inner in splits]
+        far = [
+            build_communication_group(every / ranks, inner * ranks, plans.gpus, pool) for ranks, every, inner in splits
+        ]
         across = [
             np.where(every > ranks, size / ranks, 0.0) for (ranks, every, _), size in zip(splits, sums, strict=True)
         ]
@@ -212,7 +216,7 @@ def replica_sync_seconds(
     caps = overlap.BucketLimits.from_plans(workload, plans, gradient, block_bytes)
     if bucket_mib is not None:
         caps = overlap.BucketLimits.from_sizes(workload, bucket_mib)
-    sync = sync_seconds(workload, sharded, held, plans, pool, caps, gathered, fitted)
+    sync = fullest_stage_sync_seconds(workload, sharded, held, plans, pool, caps, gathered, fitted)
     return sync.map_seconds(lambda seconds: np.where(active, seconds, 0.0) / speed)
 
 
@@ -230,7 +234,7 @@ def link_contention(pool: Pool) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Passes:
+class _OverlappedPasses:
     """Passes of a step behind which data-parallel collectives hide, (n,)."""
 
     repeats: Ints
@@ -251,7 +255,7 @@ class _Passes:
     """Number of micro-batches whose forward pass gathers the weights under ZeRO 3."""
 
 
-def replica_seconds(
+def exposed_and_hidden_seconds(
     workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds, *, interleaves: bool
 ) -> tuple[Floats, Floats]:
     """Return the exposed and the hidden seconds of data-parallel communication at ZeRO stages 0 to 3, (4, n) each.
@@ -266,7 +270,7 @@ def replica_seconds(
     forward_backward_pipelining_with_interleaving: grad_sync_func, param_sync_func).
     """
     sums = frameworks.sums_whole_gradients(workload, plans)
-    passes = _Passes(
+    passes = _OverlappedPasses(
         plans.gradient_accumulation,
         np.maximum(micro.slowest_s - micro.backward_s, 0.0),
         micro.backward_s,
@@ -277,25 +281,25 @@ def replica_seconds(
         np.minimum(plans.pipeline, plans.gradient_accumulation),
     )
     formulas = (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
-    visible = _Visible.from_passes(passes, sync)
+    visible = _ExposedSeconds.from_passes(passes, sync)
     rows = [formula(passes, sync, visible) for formula in formulas]
     if interleaves:
         # Under ZeRO 2 and 3 every micro-batch exchanges by itself, whatever the order of micro-batches, unless a stage
         # sums the gradients of all.
         passes = replace(passes, at_once=np.minimum(plans.pipeline, plans.gradient_accumulation))
-        visible = _Visible.from_passes(passes, sync)
+        visible = _ExposedSeconds.from_passes(passes, sync)
         rows += [formula(passes, sync, visible) for formula in formulas[: 3 if sums.any() else 2]]
     exposed, busy = (np.stack(column) for column in zip(*rows, strict=True))
     return exposed, np.maximum(busy - exposed, 0.0)
 
 
 def find_zero_rows(stage: Ints, virtual_stages: Ints, rows: int) -> Ints:
-    """Return the row of `replica_seconds` for each of n plans, (n,). `rows` is the number of its rows."""
+    """Return the row of `exposed_and_hidden_seconds` for each of n plans, (n,). `rows` is the number of its rows."""
     return stage + 4 * ((virtual_stages > 1) & (stage < rows - 4))
 
 
 @dataclass(frozen=True, slots=True)
-class _Visible:
+class _ExposedSeconds:
     """Exposed seconds of data-parallel collectives, which no pass hides, (n,)."""
 
     reduced: Floats
@@ -306,7 +310,7 @@ class _Visible:
     """All-gather of updated weights, during a forward pass."""
 
     @classmethod
-    def from_passes(cls, passes: _Passes, sync: SyncSeconds) -> _Visible:
+    def from_passes(cls, passes: _OverlappedPasses, sync: SyncSeconds) -> _ExposedSeconds:
         """Return the exposed seconds of each collective."""
         share = passes.at_once * passes.overlaps
         backward_s, forward_s = passes.backward_s * share, passes.forward_s * share
@@ -317,12 +321,12 @@ class _Visible:
         )
 
 
-def _seconds_at_zero_0(_: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
+def _seconds_at_zero_0(_: _OverlappedPasses, sync: SyncSeconds, visible: _ExposedSeconds) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 0: all-reduces during the last backward pass."""
     return visible.reduced, sync.first_s + sync.reduce_s
 
 
-def _seconds_at_zero_1(_: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
+def _seconds_at_zero_1(_: _OverlappedPasses, sync: SyncSeconds, visible: _ExposedSeconds) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 1.
 
     Gradients are scattered once, and updated weights are gathered in the next forward pass.
@@ -330,7 +334,7 @@ def _seconds_at_zero_1(_: _Passes, sync: SyncSeconds, visible: _Visible) -> tupl
     return visible.scattered + visible.updated, sync.scatter_s + sync.updated_s
 
 
-def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds, visible: _Visible) -> tuple[Floats, Floats]:
+def _seconds_at_zero_2(passes: _OverlappedPasses, sync: SyncSeconds, visible: _ExposedSeconds) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 2, where every micro-batch scatters its gradients."""
     gathered_s, all_s = visible.updated, sync.updated_s
     if passes.reshards.any():
@@ -340,7 +344,7 @@ def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds, visible: _Visible) ->
     return passes.scatters * visible.scattered + gathered_s, passes.scatters * sync.scatter_s + all_s
 
 
-def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds, _: _Visible) -> tuple[Floats, Floats]:
+def _seconds_at_zero_3(passes: _OverlappedPasses, sync: SyncSeconds, _: _ExposedSeconds) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 3.
 
     Every pass gathers the weights block by block, and gradients are scattered behind the backward pass. Where a stage

@@ -13,7 +13,7 @@ from tilecast.constants import Constants
 from tilecast.graph import KIND_NAMES, Graph
 from tilecast.hardware import Gpu
 from tilecast.spec import Columns, Floats, Plans, Workload
-from tilecast.step.blocks import launch_host
+from tilecast.step.blocks import find_launch_mode
 from tilecast.step.passes import MicroBatch
 from tilecast.zoo import ShardedGraph
 
@@ -63,21 +63,21 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
     cells, gradient = frameworks.find_framework(workload), frameworks.gradient_bytes(workload)
     trained = held.parameters * held.trainable
     cast = 6.0 if workload.is_mixed and cells.weights == "autocast" else 0.0
-    fused = cells.fused_accumulation
+    fused = cells.has_fused_accumulation
     is_widened = workload.is_mixed and gradient == 4.0 and not fused
     converted = np.where(plans.zero_stage < 3, 2.0 + gradient if is_widened else 0.0, 0.0)
     summed = 0.0 if fused else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
-    keeps_part = (plans.zero_stage >= cells.gradients_stage) & ~frameworks.sums_whole_gradients(workload, plans)
+    keeps_part = (plans.zero_stage >= cells.gradient_sharding_stage) & ~frameworks.sums_whole_gradients(workload, plans)
     sums = np.where(keeps_part, held.own * held.trainable, trained) * summed
     # Copies out of a gather (read and written) for each pass, and into the scatter, which widens on the way.
-    gathered = 2 * gathers_per_micro_batch(workload, plans) * held.gathered_bytes * held.parameters
+    gathered = 2 * count_gathers_per_micro_batch(workload, plans) * held.gathered_bytes * held.parameters
     scattered = np.where(plans.zero_stage >= 3, workload.weight_bytes + gradient, 0.0)
     if not cells.copies_shards:
         gathered, scattered = np.zeros(len(plans)), np.zeros(len(plans))
     return np.asarray((cast + converted + scattered) * trained + sums + gathered)
 
 
-def gathers_per_micro_batch(workload: Workload, plans: Plans) -> Floats:
+def count_gathers_per_micro_batch(workload: Workload, plans: Plans) -> Floats:
     """Return the number of times that a micro-batch gathers the weights that ZeRO spreads, (n,).
 
     Where the weights of a backward pass stay whole for the next forward pass, a micro-batch gathers them once. Once
@@ -165,7 +165,7 @@ def host_seconds_per_step(workload: Workload, graph: Graph, fitted: Constants) -
     known, share = fitted.host_step, fitted.host_step.fixed_share
     if workload.training:
         share += (1.0 - share) * calls * min(_count_weight_tensors(graph) / known.usual_tensors, known.most)
-    return fitted.step_s[launch_host(workload)] * share
+    return fitted.step_s[find_launch_mode(workload)] * share
 
 
 def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Constants) -> Floats:
@@ -178,7 +178,7 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
     waits = workload.training and not (frameworks.has_fused_kernels(workload) or zoo.has_equal_samples(workload.model))
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))
-    each_s = _count_weight_tensors(graph) / plans.pipeline * fitted.gradient_s[launch_host(workload)]
+    each_s = _count_weight_tensors(graph) / plans.pipeline * fitted.gradient_s[find_launch_mode(workload)]
     return np.asarray(np.where(plans.replicas > 1, each_s, 0.0))
 
 

@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from tilecast.inputs.tracking import Track, without_progress
+from tilecast.inputs.tracking import Track, iterate_without_progress
 
-__all__ = ["Track", "without_progress"]
+__all__ = ["Track", "iterate_without_progress"]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tilecast.learning import calibration
 from tilecast.learning.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, scores, without_progress
+from tilecast.validate import Track, iterate_without_progress, scores
 from tilecast.validate import runs as tables
 from tilecast.validate.cells import Row
 from tilecast.validate.reading import RunCase, read_run
@@ -36,7 +36,7 @@ class MeasuredRuns:
     forecasts: tuple[Forecast, ...]
 
 
-def forecast_runs(rows: Sequence[Row], track: Track = without_progress) -> MeasuredRuns:
+def forecast_runs(rows: Sequence[Row], track: Track = iterate_without_progress) -> MeasuredRuns:
     """Return the rows of runs tables with a trusted measurement, with their forecasts, as runs of pools.
 
     Args:
@@ -182,14 +182,14 @@ def calibration_report(runs: MeasuredRuns) -> str:
         least = counts[-1] + 5
         if max(sizes.values()) < least:
             break
-        lines += [_point_line(point) for point in calibration_curve(runs, counts, least)] + [""]
+        lines += [_format_point(point) for point in calibration_curve(runs, counts, least)] + [""]
     return "\n".join([*lines, *correction_lines(calibration.fit_calibration(runs.runs))])
 
 
 _HEADER = f"{'observations of the pool':<26}{'pools':>6}{'rows':>6}{'error':>8}{'bias':>8}{'in range':>10}{'range':>8}"
 
 
-def _point_line(point: CalibrationPoint) -> str:
+def _format_point(point: CalibrationPoint) -> str:
     return (
         f"{point.observations:<26}{point.pools:>6}{point.rows:>6}{point.error:>8.1%}{point.bias:>8.1%}"
         f"{point.coverage:>10.1%}{point.width:>8.0%}"

@@ -54,7 +54,7 @@ def read_run(row: Row) -> RunCase:
     if not gpus:
         raise UnreadableRow("no-gpus")
     stated = read_partial_plan(row, model, gpus)
-    batch = read_integer(row, "global_batch") or multiply_batch(stated)
+    batch = read_integer(row, "global_batch") or compute_global_batch(stated)
     if not batch:
         raise UnreadableRow("no-batch")
     framework = next((name for name in get_args(Framework) if name == row.get("framework", "").lower()), None)
@@ -68,7 +68,7 @@ def read_run(row: Row) -> RunCase:
         framework=framework,
         framework_version=read_version(row.get("framework_version", "")) if framework else None,
     )
-    return RunCase(workload, _assume_pool(row, gpu, gpus), gpus, stated)
+    return RunCase(workload, _build_assumed_pool(row, gpu, gpus), gpus, stated)
 
 
 def read_version(text: str) -> str | None:
@@ -91,7 +91,7 @@ def with_sample_length(model: Model, length: int | None) -> Model:
     )
 
 
-def multiply_batch(stated: Mapping[str, int | None]) -> int | None:
+def compute_global_batch(stated: Mapping[str, int | None]) -> int | None:
     """Return the global batch that a plan implies, as a product. If the plan lacks a factor, return None."""
     data, micro, repeats = stated["data"], stated["micro_batch"], stated["gradient_accumulation"]
     return data * micro * (repeats or 1) if data and micro else None
@@ -128,7 +128,7 @@ SGD has momentum, except for embedding tables. RMSprop and Adagrad store one mom
 def read_optimizer(row: Row, model: Model) -> Optimizer:
     """Return the optimizer that a row names. If it names none, return AdamW."""
     written = row.get("optimizer", "")
-    if written == "sgd" and isinstance(model.dimensions, zoo.Tables):
+    if written == "sgd" and isinstance(model.dimensions, zoo.EmbeddingTables):
         return "sgd"
     return next((ours for word, ours in _OPTIMIZERS if word in written), "adamw")
 
@@ -173,12 +173,12 @@ _USUAL_NETWORK = {
 """Usual network of a training cluster, by GPU for GPUs with their own platform, otherwise by architecture."""
 
 
-def usual_network(gpu: Gpu) -> str:
+def find_usual_network(gpu: Gpu) -> str:
     """Return the name of the network link that usually connects nodes with this GPU."""
     return _USUAL_NETWORK.get(gpu.sibling or gpu.name) or _USUAL_NETWORK.get(gpu.architecture, "ethernet-100")
 
 
-def _assume_pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
+def _build_assumed_pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
     per_node = min(read_integer(row, "gpus_per_node") or 8, gpus)
-    links = find_link(gpu.intra_link), find_link(usual_network(gpu))
+    links = find_link(gpu.intra_link), find_link(find_usual_network(gpu))
     return Pool(gpu.name, gpu, per_node, -(-gpus // per_node), *links)

@@ -23,7 +23,7 @@ from tilecast.recomputation import CHECKPOINTING, FULL
 from tilecast.search import PlanLimits, PricedPlans
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
-from tilecast.validate import Track, without_progress
+from tilecast.validate import Track, iterate_without_progress
 from tilecast.validate.cells import Row, UnreadableRow
 from tilecast.validate.logged import fill_from_log
 from tilecast.validate.reading import RunCase, read_run
@@ -120,7 +120,7 @@ def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[Run
     return groups, refused
 
 
-def forecast_rows(rows: Sequence[Row], track: Track = without_progress) -> list[Forecast]:
+def forecast_rows(rows: Sequence[Row], track: Track = iterate_without_progress) -> list[Forecast]:
     """Return the forecast of each row, in order. Rows with equal workload and pool are priced together.
 
     Args:
@@ -191,7 +191,7 @@ def interpret_plan(workload: Workload, priced: PricedPlans, member: GroupMember)
     ]
     start = int(table[0])
     is_open = member.ordered and plans.checkpointing[start] != FULL and plans.checkpointing[row] == FULL
-    varies = framework is None or "recomputation" in search.abilities(framework).per_layer
+    varies = framework is None or "recomputation" in search.find_framework_features(framework).per_layer
     if not (is_open and varies and len(full)):
         return InterpretedPlan(row, row, 0.0)
     least, most, room = priced.memory_bytes[full[0]], priced.memory_bytes[start], priced.usable_bytes
@@ -238,7 +238,11 @@ def _choose_expert_parallelism(case: RunCase) -> int:
         return case.stated["data"] or 1
     experts = zoo.count_experts(case.workload.model) or 1
     data = case.stated["data"] or 1
-    near = case.gpus if case.stated["zero_stage"] == 3 else int(placement.joined_gpus(np.array(case.gpus), case.pool))
+    near = (
+        case.gpus
+        if case.stated["zero_stage"] == 3
+        else int(placement.count_joined_gpus(np.array(case.gpus), case.pool))
+    )
     most = min(near, experts)
     return max(n for n in range(1, most + 1) if experts % n == 0 and data % n == 0)
 
@@ -270,7 +274,7 @@ def _list_complete_plans(case: RunCase) -> Plans:
         fixed = 0
     split = int((stated["tensor"] or 1) > 1)
     named = case.workload.framework
-    split *= named is None or True in search.abilities(named).sequence_parallel
+    split *= named is None or True in search.find_framework_features(named).sequence_parallel
     split *= stated["sequence_parallel"] != 0
     tried = ((fixed, 1),) if fixed is not None and fixed >= len(CHECKPOINTING) else _OPEN
     rows = list(dict.fromkeys((mode, spread * split) for mode, spread in tried if fixed in (None, mode)))

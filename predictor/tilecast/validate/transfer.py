@@ -31,7 +31,7 @@ from tilecast.learning.job_calibration import (
     shipped_deviations,
 )
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
-from tilecast.validate import Track, without_progress
+from tilecast.validate import Track, iterate_without_progress
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import read_table
@@ -98,7 +98,7 @@ def read_named_rows(paths: Sequence[Path]) -> list[Row]:
     return [{**row, _TABLE: path.name} for path in paths for row in read_table(path)]
 
 
-def read_transfer_runs(paths: Sequence[Path], track: Track = without_progress) -> TransferRuns:
+def read_transfer_runs(paths: Sequence[Path], track: Track = iterate_without_progress) -> TransferRuns:
     """Return the rows of runs tables that have a trusted measurement, with their forecasts.
 
     Args:

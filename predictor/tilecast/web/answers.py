@@ -24,7 +24,7 @@ from tilecast.inputs.launches import is_script, split_command
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning
 from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice
-from tilecast.public.api import errors_about_arguments
+from tilecast.public.api import name_arguments_in_errors
 from tilecast.public.confinement import OUTSIDE, Permissions, confine
 from tilecast.public.tools import warm_up
 from tilecast.render import html
@@ -256,7 +256,7 @@ def _compute_parts(form: Form, shown: Form) -> list[str]:
     """
     with warnings.catch_warnings(record=True) as caught, confine(Permissions()):
         warnings.simplefilter("always", InputWarning)
-        with errors_about_arguments():
+        with name_arguments_in_errors():
             result = compute_advice(form.to_inputs())
         sections = [_name_fields(section, form.pasted) for section in _write_sections(result)]
         parts = [*sections, _write_copies(shown, result)]

@@ -71,12 +71,12 @@ class AnswerQueue:
         try:
             async with self.turn:
                 if form not in self._cached:
-                    self._keep(form, await self._compute(form))
+                    self._cache_answer(form, await self._compute(form))
                 return self._cached[form]
         finally:
             self._waiting -= 1
 
-    def _keep(self, form: Form, answer: Answer) -> None:
+    def _cache_answer(self, form: Form, answer: Answer) -> None:
         self._cached[form] = answer
         while len(self._cached) > self._most_cached:
             self._cached.popitem(last=False)

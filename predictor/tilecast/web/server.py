@@ -43,7 +43,7 @@ MOST_CACHED = 256
 """Most answers that are cached."""
 
 
-class Answers:
+class FormAnswers:
     """Cached answers to forms, computed in sequence by a separate process."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ def build_app(hosts: tuple[str, ...]) -> Starlette:
 
     @asynccontextmanager
     async def run_searches(app: Starlette) -> AsyncIterator[None]:
-        app.state.answers = Answers()
+        app.state.answers = FormAnswers()
         yield
         app.state.answers.stop()
 

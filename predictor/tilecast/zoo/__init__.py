@@ -44,10 +44,10 @@ from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
 from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import build_model
-from tilecast.zoo.recommender import Tables
-from tilecast.zoo.stages import FullestStages, find_folded, find_stage_kinds
+from tilecast.zoo.recommender import EmbeddingTables
+from tilecast.zoo.stages import FullestStages, find_stage_kinds, is_folded_by_plan
 
-__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "build_model", "list_modules"]
+__all__ = ["ADAPTED", "FAMILIES", "EmbeddingTables", "Family", "Transformer", "build_model", "list_modules"]
 
 
 def recomputed_layer_fraction(workload: Workload, sharded: ShardedGraph, plans: Plans) -> Floats:
@@ -56,7 +56,7 @@ def recomputed_layer_fraction(workload: Workload, sharded: ShardedGraph, plans: 
         return np.ones(len(plans))
     graph = sharded.graph
     if graph.has_stages:
-        held = find_stage_kinds(graph, plans.pipeline, find_folded(graph, plans)).layers.sum(axis=0).max(axis=0)
+        held = find_stage_kinds(graph, plans.pipeline, is_folded_by_plan(graph, plans)).layers.sum(axis=0).max(axis=0)
     else:
         held = sum(block.repeat for block in graph.layers) * sharded.largest_layer_fraction(plans)
     return np.asarray(np.minimum(workload.recompute_layers / np.maximum(held, 1.0), 1.0))
@@ -144,7 +144,7 @@ def count_operators(workload: Workload) -> int:
     one = np.ones(1, np.int64)
     shards = Shards(one, one, one, one, sequence_parallel=0 * one)
     return _OPERATORS.get(
-        without_batch(workload), lambda: sum(len(block.ops) for block in build(workload, shards).blocks)
+        with_fixed_batch(workload), lambda: sum(len(block.ops) for block in build(workload, shards).blocks)
     )
 
 
@@ -220,7 +220,7 @@ class ShardedGraph:
         """
         # Several formulas ask one after the other for the same plans.
         stages = next(iter(self.graph.fullest_stages), None)
-        if stages is None or not stages.describes(self.index, plans):
+        if stages is None or not stages.is_for_plans(self.index, plans):
             shares = self.largest_layer_fraction(plans, "parameters")
             stages = FullestStages.from_plans(self.graph, self.index, plans, shares)
             self.graph.fullest_stages[:] = [stages]
@@ -304,12 +304,12 @@ def build_sharded_graph(workload: Workload, plans: Plans) -> ShardedGraph:
 
     A cached graph is reused if it covers all these shards.
     """
-    expert = np.minimum(plans.expert, most_expert_ranks(workload.model))
+    expert = np.minimum(plans.expert, max_expert_ranks(workload.model))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel, plans.expert_tensor)
     rows = distinct_rows(*columns)
     shares = [column[rows.first] for column in columns]
     keys = list(zip(*(share.tolist() for share in shares), strict=True))
-    alike = without_batch(workload)
+    alike = with_fixed_batch(workload)
     graphs = _GRAPHS.get(alike, lambda: deque(maxlen=_GRAPHS_PER_WORKLOAD))
     known = next(((graph, places) for graph, places in tuple(graphs) if places.keys() >= set(keys)), None)
     if known is None:
@@ -319,7 +319,7 @@ def build_sharded_graph(workload: Workload, plans: Plans) -> ShardedGraph:
     return ShardedGraph(graph, np.array([places[one] for one in keys], np.intp)[rows.index], workload.shard_degree)
 
 
-def without_batch(workload: Workload) -> Workload:
+def with_fixed_batch(workload: Workload) -> Workload:
     """Return the workload with fixed values for its global batch and number of steps.
 
     Workloads that differ only in these have equal graphs and kernels, and so share cached results.
@@ -344,7 +344,7 @@ _MOST_RANKS = 2**30
 """A number of ranks that no job reaches."""
 
 
-def most_expert_ranks(model: Model) -> int:
+def max_expert_ranks(model: Model) -> int:
     """Return the largest useful degree of expert parallelism for the model."""
     return _MOST_RANKS if has_row_shardable_weights(model) else max(1, count_experts(model))
 
@@ -356,7 +356,7 @@ def count_experts(model: Model) -> int:
 
 def has_distributed_tables(model: Model) -> bool:
     """Return whether the model's embedding tables are distributed over all ranks."""
-    return isinstance(model.dimensions, Tables) and model.dimensions.spread_tables
+    return isinstance(model.dimensions, EmbeddingTables) and model.dimensions.spread_tables
 
 
 def has_row_shardable_weights(model: Model) -> bool:
@@ -430,8 +430,8 @@ def find_preset(name: str) -> Model:
         SpecError: no preset has the name. The message suggests the most similar preset.
     """
     if cut := _CUT.fullmatch(name):
-        return _cut_layers(find_preset(cut[1]), int(cut[2]))
-    table, keys = _names_by_key(), _spell_keys(name)
+        return _keep_first_layers(find_preset(cut[1]), int(cut[2]))
+    table, keys = _map_keys_to_names(), _make_lookup_keys(name)
     for key in keys:
         if key in table:
             return _read_preset(table[key])
@@ -451,11 +451,11 @@ def list_presets_by_prefix(prefix: str) -> list[str]:
 
     If `prefix` ends in a digit, no further digit may follow. A single letter matches no preset.
     """
-    key = _spell_keys(prefix)[-1]
+    key = _make_lookup_keys(prefix)[-1]
     if len(key) < _LEADING:
         return []
     begins = re.compile(r"[^a-z\d.]*".join(map(re.escape, key)) + (r"(?!\d)" if key[-1].isdigit() else ""))
-    return list(dict.fromkeys(known for known in _names_by_key().values() if begins.match(known)))
+    return list(dict.fromkeys(known for known in _map_keys_to_names().values() if begins.match(known)))
 
 
 def _format_choice(names: Sequence[str]) -> str:
@@ -473,7 +473,7 @@ def _find_nearest(key: str) -> str | None:
     This is the longest preset key with which the typed key begins. Without one, it is the key with the closest
     spelling.
     """
-    table = _names_by_key()
+    table = _map_keys_to_names()
     within = [known for known in table if len(known) >= _TELLING and key.startswith(known)]
     if within:
         return max(within, key=len)
@@ -494,13 +494,13 @@ _LISTED = 12
 def is_preset(name: str) -> bool:
     """Return whether a preset has this name, compared as in `find_preset`."""
     cut = _CUT.fullmatch(name)
-    return any(key in _names_by_key() for key in _spell_keys(cut[1] if cut else name))
+    return any(key in _map_keys_to_names() for key in _make_lookup_keys(cut[1] if cut else name))
 
 
 _CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECASE)
 
 
-def _cut_layers(model: Model, layers: int) -> Model:
+def _keep_first_layers(model: Model, layers: int) -> Model:
     """Return the model with only its first `layers` layers.
 
     Raises:
@@ -516,30 +516,30 @@ def _cut_layers(model: Model, layers: int) -> Model:
 @cache
 def presets() -> Mapping[str, Model]:
     """Return all published models by key. A model has one key for its name and one for each alias."""
-    return {key: _read_preset(name) for key, name in _names_by_key().items()}
+    return {key: _read_preset(name) for key, name in _map_keys_to_names().items()}
 
 
 @cache
 def _read_preset(name: str) -> Model:
-    table = {key: value for key, value in _preset_tables()[name].items() if key != "aliases"}
+    table = {key: value for key, value in _read_preset_tables()[name].items() if key != "aliases"}
     if "pattern" in table:
         table["pattern"] = hybrid.read_pattern(table["pattern"], table["layers"])
     return build_model({"name": name, **table})
 
 
 @cache
-def _preset_tables() -> Mapping[str, Mapping[str, Any]]:
+def _read_preset_tables() -> Mapping[str, Mapping[str, Any]]:
     """Return the TOML table of every preset by preset name."""
     files = shipped.read_tables("tilecast.zoo", "presets").values()
     return {name: table for tables in files for name, table in tables.items()}
 
 
 @cache
-def _names_by_key() -> Mapping[str, str]:
+def _map_keys_to_names() -> Mapping[str, str]:
     """Return the preset names by key. A preset has one key for its name and one for each alias."""
     names: dict[str, str] = {}
-    for name, table in _preset_tables().items():
-        keys = dict.fromkeys((_spell_key(spelling) for spelling in (name, *table.get("aliases", ()))), name)
+    for name, table in _read_preset_tables().items():
+        keys = dict.fromkeys((_make_lookup_key(spelling) for spelling in (name, *table.get("aliases", ()))), name)
         if taken := keys.keys() & names.keys():
             raise SpecError(f"preset {name}", f"{names[min(taken)]} also answers to {min(taken)!r}", "rename one")
         names |= keys
@@ -565,12 +565,12 @@ The usual ResNet is "v1.5" or "v1b". The number of CIFAR's classes is negligible
 """
 
 
-def _spell_keys(name: str) -> tuple[str, str]:
+def _make_lookup_keys(name: str) -> tuple[str, str]:
     """Return two keys of a name. The first includes the text in brackets and the second omits it."""
-    return _spell_key(name), _spell_key(re.sub(r"\(.*?\)", "", name))
+    return _make_lookup_key(name), _make_lookup_key(re.sub(r"\(.*?\)", "", name))
 
 
-def _spell_key(name: str) -> str:
+def _make_lookup_key(name: str) -> str:
     """Return a name reduced to the key by which presets are found.
 
     The key omits the owner, the words of `_QUALIFIERS`, and all characters but letters, digits and dots.

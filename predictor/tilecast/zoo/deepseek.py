@@ -20,7 +20,7 @@ from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import (
     Linear,
-    Rank,
+    RankSizes,
     Sublayer,
     build_residual_sum,
     count_norm_parameters,
@@ -58,7 +58,9 @@ def build(workload: Workload, shards: Shards) -> Graph:
     return transformer.build(workload, shards, _build_latent_attention)
 
 
-def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+def _build_latent_attention(
+    name: str, workload: Workload, rank: RankSizes, *, key_rank: RankSizes, causal: bool
+) -> Sublayer:
     """Return the latent attention sublayer of one rank.
 
     Every tensor-parallel rank runs all down-projections and their norms, and the one rotated key that all heads share.
@@ -135,7 +137,7 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
     return Sublayer(ops, collectives, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears), freed)
 
 
-def _build_indexer(name: str, workload: Workload, rank: Rank) -> tuple[list[Op], float, Floats]:
+def _build_indexer(name: str, workload: Workload, rank: RankSizes) -> tuple[list[Op], float, Floats]:
     """Return the indexer of sparse attention: its operators, its number of parameters, and its kept bytes, (S,).
 
     Every tensor-parallel rank runs all heads of the indexer. Each head scores a query against every earlier key. A
@@ -151,7 +153,7 @@ def _build_indexer(name: str, workload: Workload, rank: Rank) -> tuple[list[Op],
     ops += layers.norm(f"{name}.norm", numerics, tokens, float(dims.index_dim), rms=False)
     queries, keys = rank.sequence / rank.context * dims.index_heads, rank.sequence * (1 + 1 / rank.context) / 4
     inner = float(dims.index_dim)
-    ops += layers.products(
+    ops += layers.matrix_products(
         f"{name}.scores",
         numerics.unquantized,
         rank.micro_batch,

@@ -18,11 +18,11 @@ from tilecast.spec import Workload
 from tilecast.zoo import modulated
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.builder import NetworkBuilder
-from tilecast.zoo.modulated import TIME_WIDTH, Modulated
+from tilecast.zoo.modulated import TIME_WIDTH, ModulatedTransformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class DiffusionTransformer(Modulated):
+class DiffusionTransformer(ModulatedTransformer):
     """Dimensions of a diffusion transformer with one stream of tokens."""
 
     blocks: int
@@ -136,7 +136,7 @@ def _add_embeddings(net: NetworkBuilder, dims: DiffusionTransformer) -> None:
 def _add_scalar_embedding(net: NetworkBuilder, inputs: int, width: int, numbers: float = 1.0) -> None:
     """Add the embedding of `numbers` scalars, such as the diffusion time: two dense layers with a SiLU between them."""
     attention.add_dense(net, numbers, inputs, width)
-    net.pointwise("silu", net.batch * numbers * width)
+    net.add_pointwise("silu", net.batch * numbers * width)
     attention.add_dense(net, numbers, width, width)
 
 

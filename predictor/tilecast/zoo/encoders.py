@@ -18,7 +18,7 @@ from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank, Sublayer
+from tilecast.zoo.parts import RankSizes, Sublayer
 from tilecast.zoo.self_attention import build_attention
 
 _HEAD_DIM = 64
@@ -87,7 +87,9 @@ def build_relative(workload: Workload, shards: Shards) -> Graph:
     return replace(graph, first=(replace(first, parameters=table),))
 
 
-def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+def _build_relative_attention(
+    name: str, workload: Workload, rank: RankSizes, *, key_rank: RankSizes, causal: bool
+) -> Sublayer:
     """Return the attention sublayer with the operators and parameters of relative positions."""
     part = build_attention(name, workload, rank, key_rank=key_rank, causal=causal)
     model, dims, numerics = (
@@ -104,7 +106,7 @@ def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_
         ops += layers.linear(f"{label}.projection", numerics, np.full(1, positions), h, width)
         # Scores of every token, in each head, against the positions, and their two gradients.
         s, head_dim = rank.sequence, float(model.head_dim)
-        ops += layers.products(
+        ops += layers.matrix_products(
             label,
             numerics.unquantized,
             rank.micro_batch * heads,

@@ -16,11 +16,11 @@ from tilecast.spec import Workload
 from tilecast.zoo import modulated
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.builder import NetworkBuilder
-from tilecast.zoo.modulated import Modulated
+from tilecast.zoo.modulated import ModulatedTransformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Flux(Modulated):
+class Flux(ModulatedTransformer):
     """Dimensions of a rectified-flow transformer."""
 
     double_layers: int

@@ -17,14 +17,14 @@ from tilecast.graph import Block, Graph, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers, mixers, self_attention, transformer
 from tilecast.zoo.mixers import Hybrid
-from tilecast.zoo.parts import Rank, Sublayer, zeros
+from tilecast.zoo.parts import RankSizes, Sublayer, zeros
 from tilecast.zoo.self_attention import count_sequences
 from tilecast.zoo.transformer import AttentionBuilder
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a hybrid model, with one block for each kind of layer in its pattern."""
-    rank = Rank.from_shards(shards, workload.sequence_length)
+    rank = RankSizes.from_shards(shards, workload.sequence_length)
     pattern = workload.model.get_dimensions(Hybrid).pattern
     blocks = []
     for kind in dict.fromkeys(pattern):
@@ -46,7 +46,7 @@ def read_pattern(written: str | list[str], layers: int) -> tuple[str, ...]:
     return tuple(kinds[place % len(kinds)] for place in range(layers))
 
 
-def _build_layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Block:
+def _build_layer(kind: str, workload: Workload, rank: RankSizes, repeat: int) -> Block:
     """Return the block of one kind of layer, such as `mamba+mlp`, which occurs `repeat` times in the model."""
     mixer, _, follower = kind.partition("+")
     dims = workload.model.get_dimensions(Hybrid)
@@ -67,7 +67,7 @@ def _build_layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Bloc
 def _choose_mixer(mixer: str, places: int) -> AttentionBuilder | None:
     """Return the function that builds a kind of token mixer, or None for ordinary attention."""
 
-    def build(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+    def build(name: str, workload: Workload, rank: RankSizes, *, key_rank: RankSizes, causal: bool) -> Sublayer:
         """Return the sublayer of the token mixer."""
         if not mixer:
             return Sublayer.from_kept_bytes(zeros())
@@ -81,7 +81,7 @@ def _choose_mixer(mixer: str, places: int) -> AttentionBuilder | None:
     return None if mixer in ("attention", "local") else build
 
 
-def _build_shared_layer(workload: Workload, rank: Rank, places: int) -> Sublayer:
+def _build_shared_layer(workload: Workload, rank: RankSizes, places: int) -> Sublayer:
     """Return Zamba's shared layer and the Mamba layer after it, as one sublayer.
 
     The shared layer occurs at `places` places of the model. Each place counts its fraction of the shared weights, and

@@ -90,7 +90,7 @@ def gemm(
     return Op(name, KernelTable.from_dimensions("gemm", numerics.matrix, **sizes), phase, **options)
 
 
-def products(
+def matrix_products(
     name: str, numerics: Numerics, batch: Dim, *shapes: tuple[str, Dim, Dim, Dim], selective: bool = True
 ) -> list[Op]:
     """Return a forward operator and its gradients, each a batch of `batch` matrix products.
@@ -206,7 +206,7 @@ def convolution(
     `dims` is the result of `conv_dims`. A transposed convolution exchanges the forward pass and the input gradient.
     """
     ops = drop_when_fused("layout", _layout_copies(name, numerics, dims, input_gradient + trainable))
-    kind = "direct_conv" if _lacks_tensor_kernel(numerics, dims) else "conv"
+    kind = "direct_conv" if _has_no_tensor_kernel(numerics, dims) else "conv"
     passes: list[tuple[str, float, Phase]] = [("", float(transposed), "forward")]
     passes += [(".input-gradient", float(not transposed), "backward")] * (numerics.training and input_gradient)
     passes += [(".weight-gradient", 2.0, "backward")] * (numerics.training and trainable)
@@ -243,7 +243,7 @@ def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Dim], gradi
     return copies
 
 
-def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Dim]) -> bool:
+def _has_no_tensor_kernel(numerics: Numerics, dims: Mapping[str, Dim]) -> bool:
     """Return whether a grouped convolution has no kernel for tensor cores."""
     groups = np.asarray(dims["groups"])
     is_grouped = bool(np.all(groups > 1)) and not _is_depthwise(dims)
@@ -450,7 +450,7 @@ def _unfused_attention(
         gradient: gradient of the softmax.
     """
     queries, keys, (width, values) = sequences.queries, sequences.keys, widths
-    scores, *score_gradients = products(
+    scores, *score_gradients = matrix_products(
         f"{name}.scores",
         numerics.unquantized,
         matrices,
@@ -458,7 +458,7 @@ def _unfused_attention(
         (".query-gradient", queries, width, keys),
         (".key-gradient", keys, width, queries),
     )
-    read = products(
+    read = matrix_products(
         f"{name}.values",
         numerics.unquantized,
         matrices,

@@ -26,7 +26,7 @@ from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import (
     Linear,
-    Rank,
+    RankSizes,
     Sublayer,
     build_residual_sum,
     count_norm_parameters,
@@ -78,7 +78,7 @@ class Mixer:
 
     name: str
     workload: Workload
-    rank: Rank
+    rank: RankSizes
     dims: Hybrid = field(init=False)
     numerics: Numerics = field(init=False)
     ops: list[Op] = field(init=False)
@@ -142,7 +142,7 @@ class Mixer:
         if delta:
             shapes += [("keys", heads, chunk, chunk, state), ("solve", heads, chunk, value + state, chunk)]
         for label, batch, m, n, k in shapes:
-            self.ops += layers.products(
+            self.ops += layers.matrix_products(
                 f"{self.name}.{label}",
                 self.numerics.unquantized,
                 chunks * batch,
@@ -291,7 +291,7 @@ MIXERS: Mapping[str, Callable[[Mixer], None]] = {
 """Functions that add the operators of each kind of mixer, by name."""
 
 
-def build_mixer(kind: str, name: str, workload: Workload, rank: Rank) -> Sublayer:
+def build_mixer(kind: str, name: str, workload: Workload, rank: RankSizes) -> Sublayer:
     """Return the sublayer of a mixer. `kind` is a key of `MIXERS`, and `name` is the name of the sublayer."""
     mixer = Mixer(name, workload, rank)
     MIXERS[kind](mixer)

@@ -23,7 +23,7 @@ from tilecast.zoo.numerics import PHASES, Numerics
 from tilecast.zoo.parts import (
     NORMED,
     Linear,
-    Rank,
+    RankSizes,
     Sublayer,
     build_residual_sum,
     count_norm_parameters,
@@ -32,7 +32,7 @@ from tilecast.zoo.parts import (
 )
 
 
-def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
+def build_mlp(workload: Workload, rank: RankSizes) -> Sublayer:
     """Return the dense MLP of a layer. It has a gate if the model's MLPs are gated."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
@@ -85,7 +85,7 @@ def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
     return 3 if numerics.fused_gate else 4
 
 
-def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
+def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Sublayer:
     """Return the sublayer of a router, `top_k` experts per token, and the shared MLP for all tokens.
 
     Experts are spread over tensor and data ranks as in Megatron. Each of `rank.expert_tensor` neighbouring ranks

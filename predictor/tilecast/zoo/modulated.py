@@ -26,7 +26,7 @@ TIME_WIDTH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Modulated(Dimensions):
+class ModulatedTransformer(Dimensions):
     """Dimensions of a diffusion transformer."""
 
     width: int
@@ -70,7 +70,7 @@ def _build_block(
     shards: Shards,
 ) -> Block:
     """Return a block over `tokens` tokens of a sample. Full recomputation keeps its input."""
-    width, batch = workload.model.get_dimensions(Modulated).width, shards.micro_batch.astype(float)
+    width, batch = workload.model.get_dimensions(ModulatedTransformer).width, shards.micro_batch.astype(float)
     net = NetworkBuilder(Numerics.from_workload(workload), batch, width, (1, 1, 1), adapted=True)
     add_operators(net)
     frozen = net.numerics.frozen
@@ -85,13 +85,13 @@ def _build_block(
 
 def add_vector_dense(net: NetworkBuilder, inputs: int, outputs: int) -> None:
     """Add an activation and a dense layer over the vector that encodes time and text."""
-    net.pointwise("silu", net.batch * inputs)
+    net.add_pointwise("silu", net.batch * inputs)
     attention.add_dense(net, 1.0, inputs, outputs)
 
 
 def add_scale_table(net: NetworkBuilder, rows: int, width: int) -> None:
     """Add a learned table of `rows` rows and its sum with the scales that all blocks share."""
-    net.pointwise("scale-shift", net.batch * rows * width, backward=(1.0, 1.0))
+    net.add_pointwise("scale-shift", net.batch * rows * width, backward=(1.0, 1.0))
     net.parameters += rows * width
 
 
@@ -100,7 +100,7 @@ def add_modulated_norm(net: NetworkBuilder, tokens: float, width: int, *, weight
     elements = net.batch * tokens * width
     net.keep_elements(2 * elements)
     net.ops += layers.norm("layer-norm", net.numerics, net.batch * tokens, float(width), rms=False)
-    net.pointwise("modulate", elements, kernels=2, backward=(2.0, 1.0))
+    net.add_pointwise("modulate", elements, kernels=2, backward=(2.0, 1.0))
     net.parameters += 2 * width if weights else 0
 
 
@@ -108,7 +108,7 @@ def add_gated_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
     """Add the residual sum of a sublayer. Scales computed from the vector multiply the sublayer's output first."""
     elements = net.batch * tokens * width
     net.keep_elements(elements)
-    net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
+    net.add_pointwise("gate", elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
 
 
 def add_query_key_norm(net: NetworkBuilder, tokens: float, width: int, *, groups: int, rms: bool) -> None:
@@ -128,26 +128,26 @@ def add_rotary(net: NetworkBuilder, tokens: float, width: int) -> None:
 
     The gradient needs only the positions, so no activation is kept.
     """
-    net.pointwise("rotary", net.batch * tokens * width, kernels=3, backward=(1.0, 1.0))
+    net.add_pointwise("rotary", net.batch * tokens * width, kernels=3, backward=(1.0, 1.0))
 
 
 def add_squared_error(net: NetworkBuilder, elements: float) -> None:
     """Add the squared error of `elements` numbers per sample."""
-    net.training_pointwise("loss", net.batch * elements, reads=2.0, kernels=3)
+    net.add_training_pointwise("loss", net.batch * elements, reads=2.0, kernels=3)
 
 
 def add_gelu(net: NetworkBuilder, tokens: float, width: int) -> None:
     """Add a GELU over `width` numbers per token."""
     elements = net.batch * tokens * width
     net.keep_elements(elements)
-    net.pointwise("gelu", elements)
+    net.add_pointwise("gelu", elements)
 
 
 def add_gate(net: NetworkBuilder, tokens: float, width: int) -> None:
     """Add the product of two tensors of `width` numbers per token, with a SiLU on the second."""
     elements = net.batch * tokens * width
     net.keep_elements(3 * elements)
-    net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))
+    net.add_pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))
 
 
 def add_mlp(net: NetworkBuilder, tokens: float, width: int, inner: int, *, weights: bool = False) -> None:

@@ -135,7 +135,7 @@ class Numerics:
         keeps_fp8 = workload.is_quantized and (framework.fp8_inputs or own_kernels)
         quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
         # Hand-written kernels add gradients of weights to FP32 buffers, in frameworks that keep such buffers.
-        fuses_accumulation = framework.fused_accumulation or (own_kernels and workload.framework is None)
+        fuses_accumulation = framework.has_fused_accumulation or (own_kernels and workload.framework is None)
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         is_narrow = framework.weights == "pure" or (framework.weights == "master" and framework.casts_model)
         score_extra = _count_extra_score_bytes(workload, framework, autocasts)
@@ -157,7 +157,7 @@ class Numerics:
             returned_copy=_count_returned_bytes(workload, framework),
             adds_bias=framework.adds_bias and isinstance(workload.model.dimensions, Transformer),
             adds_mask=framework.adds_mask and workload.model.family == "encoder",
-            keeps_wide_images=autocasts and frameworks.name_versions(framework.name) == "PyTorch",
+            keeps_wide_images=autocasts and frameworks.find_versioned_product(framework.name) == "PyTorch",
             keeps_softmax_input=framework.keeps_softmax_input,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,

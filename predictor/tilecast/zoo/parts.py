@@ -24,7 +24,7 @@ Transformer Engine's LayerNormLinear does, and a compiler does the same.
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankSizes:
     """Sizes of a micro-batch on one rank, as columns over shards, (S,) each."""
 
     micro_batch: Floats
@@ -38,7 +38,7 @@ class Rank:
     """Number of ranks that share each expert."""
 
     @classmethod
-    def from_shards(cls, shards: Shards, sequence: float) -> Rank:
+    def from_shards(cls, shards: Shards, sequence: float) -> RankSizes:
         """Return the sizes of a micro-batch on one rank, for each shard. Samples have `sequence` tokens."""
         tensor = shards.tensor.astype(float)
         return cls(
@@ -172,7 +172,7 @@ def build_one_block_graph(block: Block, host_bytes_per_sample: float) -> Graph:
     return Graph((), (block,), (), np.zeros(shards), shards, host_bytes_per_sample)
 
 
-def list_tensor_parallel_collectives(name: str, workload: Workload, rank: Rank) -> list[CollectiveCall]:
+def list_tensor_parallel_collectives(name: str, workload: Workload, rank: RankSizes) -> list[CollectiveCall]:
     """Return the collectives of Megatron's tensor parallelism around half a layer.
 
     These are one all-reduce forward and one backward. With sequence parallelism they are an all-gather and a

@@ -25,7 +25,7 @@ import numpy as np
 
 from tilecast import frameworks
 from tilecast.graph import CollectiveCall, Graph, KernelTable, Op, Shards
-from tilecast.model import Dimensions, numbered
+from tilecast.model import Dimensions, numbered_field
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import sequence
@@ -48,7 +48,7 @@ An update of rows reads and writes them besides the gradient. Plain SGD adds gra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Tables(Dimensions):
+class EmbeddingTables(Dimensions):
     """Dimensions of the embedding tables of a recommender."""
 
     table_weights: int
@@ -69,13 +69,13 @@ class Tables(Dimensions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Dlrm(Tables):
+class Dlrm(EmbeddingTables):
     """Dimensions of DLRM and DCN v2."""
 
     dense_features: int
-    bottom: tuple[int, ...] = numbered("bottom")
+    bottom: tuple[int, ...] = numbered_field("bottom")
     """Outputs of the dense layers over the dense features. The last has the width of a row."""
-    top: tuple[int, ...] = numbered("top")
+    top: tuple[int, ...] = numbered_field("top")
     """Outputs of the dense layers over all vectors."""
     cross_layers: int = 0
     """Number of layers that cross all concatenated vectors (DCN v2). 0 if pairs of vectors are multiplied."""
@@ -84,10 +84,10 @@ class Dlrm(Tables):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class WideDeep(Tables):
+class WideDeep(EmbeddingTables):
     """Dimensions of Wide & Deep."""
 
-    deep: tuple[int, ...] = numbered("deep")
+    deep: tuple[int, ...] = numbered_field("deep")
     """Outputs of the dense layers."""
     wide: float
     """Number of keys that the wide branch looks up for a sample."""
@@ -96,7 +96,7 @@ class WideDeep(Tables):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Autoencoder(Tables):
+class Autoencoder(EmbeddingTables):
     """Dimensions of a variational autoencoder of a user's items."""
 
     latent: int
@@ -106,7 +106,7 @@ class Autoencoder(Tables):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SearchInterest(Tables):
+class SearchInterest(EmbeddingTables):
     """Dimensions of SIM."""
 
     long: int
@@ -117,17 +117,17 @@ class SearchInterest(Tables):
     """Number of most recent items, over which two GRUs run."""
     state: int
     """Cells of a GRU."""
-    first: tuple[int, ...] = numbered("first")
+    first: tuple[int, ...] = numbered_field("first")
     """Outputs of the dense layers after the first stage."""
-    second: tuple[int, ...] = numbered("second")
+    second: tuple[int, ...] = numbered_field("second")
     """Outputs of the dense layers after the second stage."""
-    auxiliary: tuple[int, ...] = numbered("auxiliary")
+    auxiliary: tuple[int, ...] = numbered_field("auxiliary")
     """Outputs of the dense layers before each next item."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a recommender. It runs data-parallel, except for tables that are spread over ranks."""
-    dims = workload.model.get_dimensions(Tables)
+    dims = workload.model.get_dimensions(EmbeddingTables)
     batch = shards.micro_batch.astype(float)
     net = NetworkBuilder(Numerics.from_workload(workload), batch, dims.dense_features, (1, 1, 1))
     ops, collectives = _build_look_ups(workload, batch)
@@ -137,7 +137,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     # With row-wise tables, a rank holds its part of the vectors, and scatters their gradients, for all ranks' samples.
     others = 2.0 * (shards.expert - 1) if row_wise else 0.0
     net.keep_elements(batch * (1.0 + others) * dims.tables * dims.width)
-    net.training_pointwise("loss", batch, kernels=4)
+    net.add_training_pointwise("loss", batch, kernels=4)
     # Tables that are spread include those of the wide branch.
     weights = dims.table_weights + (dims.wide_weights if has_rows else 0.0)
     spread = weights / shards.expert
@@ -159,7 +159,7 @@ def _build_look_ups(workload: Workload, batch: Floats) -> tuple[list[Op], list[C
 
     All ranks hold equally many rows of the tables, so a rank serves as many keys as it requests.
     """
-    dims, numerics = workload.model.get_dimensions(Tables), Numerics.from_workload(workload)
+    dims, numerics = workload.model.get_dimensions(EmbeddingTables), Numerics.from_workload(workload)
     width, read, made = dims.width, batch * dims.lookups, batch * dims.tables
     differing = read * dims.distinct
     # Each row comes from memory once, however often a batch requests it, and one row is written for each table.
@@ -192,12 +192,12 @@ def _add_dense_layers(
     its input is kept besides the input of the next layer.
     """
     for number, width in enumerate(outputs, 1):
-        net.dense(width)
+        net.add_dense(width)
         if not output or number < len(outputs):
-            net.activate()
+            net.add_activation()
         if dropout:
             net.keep_elements(net.elements)
-            net.dropout()
+            net.add_dropout()
 
 
 def build_dlrm(net: NetworkBuilder, dims: Dlrm) -> None:
@@ -209,17 +209,17 @@ def build_dlrm(net: NetworkBuilder, dims: Dlrm) -> None:
     _add_dense_layers(net, dims.bottom)
     vectors = dims.tables + 1
     inputs = vectors * dims.width
-    net.concatenate(int(inputs))
+    net.add_concatenation(int(inputs))
     if dims.cross_layers:
         for _ in range(dims.cross_layers):
-            net.dense(dims.cross_rank, bias=False)
-            net.dense(int(inputs))
-            net.pointwise("cross", reads=3.0, backward=(4.0, 3.0))
+            net.add_dense(dims.cross_rank, bias=False)
+            net.add_dense(int(inputs))
+            net.add_pointwise("cross", reads=3.0, backward=(4.0, 3.0))
     else:
-        net.batched_matmul(vectors, vectors, dims.width)
+        net.add_batched_matmul(vectors, vectors, dims.width)
         pairs = int(vectors * (vectors - 1) / 2 + dims.width)
         net.keep_elements(net.batch * inputs)
-        net.concatenate(pairs)
+        net.add_concatenation(pairs)
     _add_dense_layers(net, dims.top, output=True)
 
 
@@ -229,9 +229,9 @@ def build_wide_and_deep(net: NetworkBuilder, dims: WideDeep) -> None:
     The `deep` layers run over the concatenated vectors and dense features. In the wide branch, each of the `wide` keys
     of a sample selects one weight from a table.
     """
-    net.concatenate(int(dims.tables * dims.width + dims.dense_features))
+    net.add_concatenation(int(dims.tables * dims.width + dims.dense_features))
     _add_dense_layers(net, dims.deep, dropout=True)
-    net.dense(1)
+    net.add_dense(1)
     net.ops += layers.embedding("wide", net.numerics, net.batch * dims.wide, 1.0)
     if not dims.spread_tables:
         net.parameters += dims.wide_weights
@@ -245,14 +245,14 @@ def build_autoencoder(net: NetworkBuilder, dims: Autoencoder) -> None:
     maps a random sample of these numbers to one score for each of all `items`.
     """
     net.channels = int(dims.width)
-    net.activate("tanh")
-    net.dense(2 * dims.latent)
+    net.add_activation("tanh")
+    net.add_dense(2 * dims.latent)
     net.channels = dims.latent
-    net.pointwise("sample", reads=3.0, kernels=3)
-    net.dense(int(dims.width))
-    net.activate("tanh")
-    net.dense(dims.items)
-    net.cross_entropy()
+    net.add_pointwise("sample", reads=3.0, kernels=3)
+    net.add_dense(int(dims.width))
+    net.add_activation("tanh")
+    net.add_dense(dims.items)
+    net.add_cross_entropy()
     net.keep_elements(net.elements)
 
 
@@ -264,7 +264,7 @@ def _attend_to_items(net: NetworkBuilder, elements: Floats) -> None:
     """
     for name in ("scores", "weighted"):
         net.keep_elements(elements)
-        net.pointwise(name, elements, writes=0.5, kernels=2, backward=(2.0, 3 / 2))
+        net.add_pointwise(name, elements, writes=0.5, kernels=2, backward=(2.0, 3 / 2))
 
 
 def _add_attention_unit(net: NetworkBuilder, dims: SearchInterest) -> None:
@@ -274,17 +274,17 @@ def _add_attention_unit(net: NetworkBuilder, dims: SearchInterest) -> None:
     """
     batch, state = net.batch, dims.state
     net.channels = int(2 * dims.width)
-    net.dense(state)
-    net.activate("prelu")
+    net.add_dense(state)
+    net.add_activation("prelu")
     net.batch = batch * dims.short
     joined = net.batch * state
     net.keep_elements(4.0 * joined)
-    net.pointwise("compare", joined, reads=2.0, writes=7 / 4, kernels=4, backward=(7 / 2, 9 / 4))
+    net.add_pointwise("compare", joined, reads=2.0, writes=7 / 4, kernels=4, backward=(7 / 2, 9 / 4))
     net.channels = 4 * state
     for width in _ATTENTION_UNIT:
-        net.dense(width)
-        net.activate("sigmoid")
-    net.dense(1)
+        net.add_dense(width)
+        net.add_activation("sigmoid")
+    net.add_dense(1)
     net.batch = batch
 
 
@@ -299,15 +299,15 @@ def build_search_interest(net: NetworkBuilder, dims: SearchInterest) -> None:
     # Each item is joined with its category, and the padding of histories is masked. Items that the user did not choose
     # are one more short history.
     for count in (dims.long, dims.chosen, dims.short, dims.short):
-        net.concatenate(int(count * item))
+        net.add_concatenation(int(count * item))
         net.keep_elements(net.elements)
-        net.pointwise("mask", absorbed=False, backward=(1.0, 1.0))
+        net.add_pointwise("mask", absorbed=False, backward=(1.0, 1.0))
     for count in (dims.long, dims.chosen):
         _attend_to_items(net, batch * count * item)
     # The best items are gathered, averaged, and their gradient is scattered into zeros.
     best = batch * dims.chosen * item
-    net.pointwise("gather", best, backward=(1.0, dims.long / dims.chosen))
-    net.pointwise("average", best, writes=0.5, kernels=2, backward=(0.5, 1.0))
+    net.add_pointwise("gather", best, backward=(1.0, dims.long / dims.chosen))
+    net.add_pointwise("average", best, writes=0.5, kernels=2, backward=(0.5, 1.0))
     net.ops += layers.elementwise("best", net.numerics, batch * dims.long, 4.0, 4.0, launches=4.0)
     state = dims.state
     sequence.add_recurrent(net, "evolution", dims.short, item, state, cell="gru")
@@ -318,14 +318,14 @@ def build_search_interest(net: NetworkBuilder, dims: SearchInterest) -> None:
     for phase in net.numerics.phases:
         net.ops += layers.elementwise("gates", net.numerics, batch * state, 2.0, 1.0, count=gates, phase=phase)
     net.batch = batch * 2.0 * (dims.short - 1.0)
-    net.concatenate(int(state + item))
+    net.add_concatenation(int(state + item))
     _add_dense_layers(net, dims.auxiliary)
-    net.dense(1)
+    net.add_dense(1)
     net.batch = batch
     for outputs, inputs in ((dims.first, 2 * item + dims.width), (dims.second, 3 * item + state + dims.width)):
         net.channels = int(inputs)
         _add_dense_layers(net, outputs)
-        net.dense(1)
+        net.add_dense(1)
 
 
 ARCHITECTURES: Mapping[str, Architecture[Any]] = {
@@ -345,7 +345,7 @@ class Ncf(Dimensions):
     items: int
     factors: int
     """Width of the product, and outputs of the last dense layer."""
-    dense: tuple[int, int, int] = numbered("dense")
+    dense: tuple[int, int, int] = numbered_field("dense")
     """Inputs of the dense layers."""
 
 

@@ -75,8 +75,8 @@ def _build_decoder(workload: Workload, shards: Shards, side: int) -> Block:
     net = NetworkBuilder(Numerics.from_workload(workload), batch, workload.model.hidden, (1, side, side))
     net.has_gradient = True
     for kernel in (1, 3):
-        net.conv(_WIDTH, kernel)
-        net.channel_norm()
+        net.add_conv(_WIDTH, kernel)
+        net.add_channel_norm()
     pixels = float(side * side)
     for _ in range(_DEPTH):
         attention.add_multi_head_attention(net, _PROMPTS, _PROMPTS, _WIDTH, _HEADS)
@@ -87,13 +87,13 @@ def _build_decoder(workload: Workload, shards: Shards, side: int) -> Block:
         _add_attention(net, pixels, _PROMPTS)
     _add_attention(net, _PROMPTS, pixels)
     for channels in (_WIDTH // 4, _WIDTH // 8):
-        net.up_conv(channels)
-        net.activate("gelu")
+        net.add_up_conv(channels)
+        net.add_activation("gelu")
     for outputs in (_WIDTH // 8,) * 4 + (4,):
         for width in (_WIDTH, _WIDTH, outputs):
             attention.add_dense(net, 1.0, _WIDTH, width)
-    net.batched_matmul(4.0, 16.0 * pixels, float(_WIDTH // 8))
-    net.training_pointwise("loss", net.batch * 64.0 * pixels, reads=2.0, kernels=4)
+    net.add_batched_matmul(4.0, 16.0 * pixels, float(_WIDTH // 8))
+    net.add_training_pointwise("loss", net.batch * 64.0 * pixels, reads=2.0, kernels=4)
     return build_uniform_block("mask-decoder", len(shards), net.ops, net.parameters, net.activation_bytes)
 
 

@@ -14,7 +14,7 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import (
     NORMED,
     Linear,
-    Rank,
+    RankSizes,
     Sublayer,
     build_residual_sum,
     count_norm_parameters,
@@ -29,17 +29,19 @@ def find_memory_width(model: Model) -> float:
     return model.hidden if width is None else width
 
 
-def _projects_apart(model: Model) -> bool:
+def _has_separate_projections(model: Model) -> bool:
     """Return whether queries, keys and values each have a product, as in encoders and in decoders with RMS norms."""
     return model.rms_norm or model.family == "encoder"
 
 
-def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
+def _build_projections(
+    name: str, workload: Workload, rank: RankSizes, key_rank: RankSizes
+) -> tuple[list[Op], list[Linear]]:
     """Return the operators that compute queries, keys and values, and the dense layers that can get an adapter."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     h, t, tokens = model.hidden, rank.tensor, rank.tokens
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    readers = 3.0 if _projects_apart(model) else 1.0
+    readers = 3.0 if _has_separate_projections(model) else 1.0
     ops = layers.norm(f"{name}.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm, readers=readers)
     if key_rank is rank:
         qkv = (width + 2 * np.maximum(model.kv_heads / t, 1.0) * t * model.head_dim) / t
@@ -63,7 +65,7 @@ def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank
     return ops, linears
 
 
-def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+def build_attention(name: str, workload: Workload, rank: RankSizes, *, key_rank: RankSizes, causal: bool) -> Sublayer:
     """Return the sublayer of multi-head attention, in which the tokens of `rank` attend to those of `key_rank`.
 
     If `key_rank` is the same object as `rank`, it is self-attention. Otherwise it is cross-attention.
@@ -95,7 +97,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     if dims.capped_scores and not numerics.flash:
         score = score + e * heads * tokens * key_rank.sequence  # the tanh keeps its result
     narrow = numerics.product_input
-    reads = 3.0 if numerics.casts_inputs and _projects_apart(model) else 1.0
+    reads = 3.0 if numerics.casts_inputs and _has_separate_projections(model) else 1.0
     normed = (e + numerics.chain_extra) * (width + kv_heads * t * model.head_dim) / t
     activation_bytes = (
         (e + numerics.norm_extra + reads * narrow) * outer * h  # inputs of the norm and of the projections
@@ -130,7 +132,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     )
 
 
-def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Sequences:
+def count_sequences(workload: Workload, rank: RankSizes, key_rank: RankSizes, causal: bool) -> Sequences:
     """Return the sequences in which the queries of `rank` attend to the tokens of `key_rank`.
 
     Under context parallelism, each rank has an early and a late chunk of a causal sequence (zig-zag), so that the

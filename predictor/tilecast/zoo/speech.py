@@ -14,7 +14,7 @@ from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank, build_uniform_block
+from tilecast.zoo.parts import RankSizes, build_uniform_block
 
 _KERNEL, _STRIDES = 3, (1, 2)
 
@@ -41,7 +41,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of an encoder of sound and a decoder of text with `positions` positions."""
     frames = workload.model.get_dimensions(Spectrogram).frames
-    encoder, decoder = Rank.from_shards(shards, frames), Rank.from_shards(shards, workload.sequence_length)
+    encoder, decoder = RankSizes.from_shards(shards, frames), RankSizes.from_shards(shards, workload.sequence_length)
     blocks = transformer.build_encoder_decoder_layers(workload, encoder, decoder)
     graph = transformer.build_graph(workload, encoder, decoder, blocks)
     first = (_build_stem(workload, shards), transformer.build_embedding(workload, decoder))

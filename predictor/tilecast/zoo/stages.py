@@ -63,7 +63,7 @@ class StageKinds:
         return total
 
 
-def find_folded(graph: Graph, plans: Plans) -> Ints:
+def is_folded_by_plan(graph: Graph, plans: Plans) -> Ints:
     """Return 1 for plans whose first rank has both the first and the last piece of the model, otherwise 0, (n,)."""
     if not plans.schedule.any():
         return np.full(len(plans), int(graph.is_folded))
@@ -77,7 +77,7 @@ def find_stage_kinds(graph: Graph, pipeline: Ints, folded: Ints) -> StageKinds:
     Args:
         graph: the graph of the model.
         pipeline: number of pipeline ranks of each plan, (n,).
-        folded: result of `find_folded`, (n,).
+        folded: result of `is_folded_by_plan`, (n,).
     """
     codes = 2 * pipeline + folded
     used = np.flatnonzero(np.bincount(codes))
@@ -158,7 +158,7 @@ class FullestStages:
             plans: the plans, (n,).
             shares: largest fraction of a traced model's parameters in a stage, (n,).
         """
-        pipeline, folded = plans.pipeline, find_folded(graph, plans)
+        pipeline, folded = plans.pipeline, is_folded_by_plan(graph, plans)
         distinct_pairs = distinct_rows(index, pipeline, folded)
         first_rows = distinct_pairs.first
         here, degrees, shares = index[first_rows], pipeline[first_rows], shares[first_rows]
@@ -176,7 +176,7 @@ class FullestStages:
         sums = {"parameters": most}
         return cls(index, pipeline, plans.schedule, distinct_pairs, shares, kinds, fullest, layers, sums)
 
-    def describes(self, index: Rows, plans: Plans) -> bool:
+    def is_for_plans(self, index: Rows, plans: Plans) -> bool:
         """Return whether these are the fullest stages of `plans` with the shard indices `index`, (n,)."""
         return self.index is index and self.pipeline is plans.pipeline and self.schedule is plans.schedule
 

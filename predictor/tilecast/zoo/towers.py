@@ -17,7 +17,7 @@ from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank, build_uniform_block
+from tilecast.zoo.parts import RankSizes, build_uniform_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -81,8 +81,8 @@ def build_queries(workload: Workload, shards: Shards) -> Graph:
     It is an encoder of learned queries. In some layers, they attend to the tokens of an image.
     """
     model, dims = workload.model, workload.model.get_dimensions(QueryEncoder)
-    queries = Rank.from_shards(shards, dims.queries)
-    memory = Rank.from_shards(shards, dims.memory_tokens)
+    queries = RankSizes.from_shards(shards, dims.queries)
+    memory = RankSizes.from_shards(shards, dims.memory_tokens)
     looking = -(-model.layers // dims.memory_every)
     blocks = []
     for name, repeat, seen in (("query-layer", model.layers - looking, None), ("looking-layer", looking, memory)):

@@ -26,7 +26,7 @@ from tilecast.zoo.adapters import build_adapters, count_dropout_bytes, dequantiz
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.mlp import build_expert_mlp, build_mlp, count_launches
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank, Sublayer, build_uniform_block, count_norm_parameters, zeros
+from tilecast.zoo.parts import RankSizes, Sublayer, build_uniform_block, count_norm_parameters, zeros
 from tilecast.zoo.self_attention import build_attention, find_memory_width
 
 MOST_LAYERS = 4096
@@ -36,7 +36,9 @@ MOST_LAYERS = 4096
 class AttentionBuilder(Protocol):
     """A function that builds the attention sublayer of a layer."""
 
-    def __call__(self, name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+    def __call__(
+        self, name: str, workload: Workload, rank: RankSizes, *, key_rank: RankSizes, causal: bool
+    ) -> Sublayer:
         """Return the attention sublayer called `name`, with the queries of `rank` and the keys of `key_rank`."""
 
 
@@ -45,14 +47,14 @@ def build(workload: Workload, shards: Shards, attend: AttentionBuilder | None = 
 
     `attend` builds the attention of the layers. If it is None, the layers have the usual attention.
     """
-    model, rank = workload.model, Rank.from_shards(shards, workload.sequence_length)
+    model, rank = workload.model, RankSizes.from_shards(shards, workload.sequence_length)
     blocks = build_stack("layer", workload, rank, model.layers, causal=model.causal, attend=attend)
     graph = build_graph(workload, rank, rank, blocks, attend)
     depth = parse_layout(workload.pipeline_layout).predicted if workload.pipeline_layout else 0
     return _predict_further_tokens(workload, rank, graph, depth) if depth else graph
 
 
-def _predict_further_tokens(workload: Workload, rank: Rank, graph: Graph, depth: int) -> Graph:
+def _predict_further_tokens(workload: Workload, rank: RankSizes, graph: Graph, depth: int) -> Graph:
     """Return the graph with `depth` modules for multi-token prediction after the layers.
 
     A module projects the output of the layer before it and the embedding of the next token to the hidden size, runs one
@@ -81,12 +83,16 @@ def _predict_further_tokens(workload: Workload, rank: Rank, graph: Graph, depth:
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of an encoder-decoder."""
     dims = workload.model.get_dimensions(Transformer)
-    encoder = Rank.from_shards(shards, workload.sequence_length if dims.encoder_length is None else dims.encoder_length)
-    decoder = Rank.from_shards(shards, workload.sequence_length if dims.decoder_length is None else dims.decoder_length)
+    encoder = RankSizes.from_shards(
+        shards, workload.sequence_length if dims.encoder_length is None else dims.encoder_length
+    )
+    decoder = RankSizes.from_shards(
+        shards, workload.sequence_length if dims.decoder_length is None else dims.decoder_length
+    )
     return build_graph(workload, encoder, decoder, build_encoder_decoder_layers(workload, encoder, decoder))
 
 
-def build_encoder_decoder_layers(workload: Workload, encoder: Rank, decoder: Rank) -> tuple[Block, ...]:
+def build_encoder_decoder_layers(workload: Workload, encoder: RankSizes, decoder: RankSizes) -> tuple[Block, ...]:
     """Return the encoder's layers, followed by the layers of a decoder that attends to the encoder's tokens."""
     model = workload.model
     decoding = model.get_dimensions(Transformer).count_decoder_layers(model)
@@ -100,11 +106,11 @@ def build_encoder_decoder_layers(workload: Workload, encoder: Rank, decoder: Ran
 def build_stack(
     name: str,
     workload: Workload,
-    rank: Rank,
+    rank: RankSizes,
     depth: int,
     *,
     causal: bool,
-    memory: Rank | None = None,
+    memory: RankSizes | None = None,
     attend: AttentionBuilder | None = None,
     start: int = 0,
 ) -> tuple[Block, ...]:
@@ -150,7 +156,11 @@ def build_stack(
 
 
 def build_graph(
-    workload: Workload, first: Rank, last: Rank, blocks: tuple[Block, ...], attend: AttentionBuilder | None = None
+    workload: Workload,
+    first: RankSizes,
+    last: RankSizes,
+    blocks: tuple[Block, ...],
+    attend: AttentionBuilder | None = None,
 ) -> Graph:
     """Return the graph of embedding, `blocks`, head, and the layers that predict later tokens.
 
@@ -170,7 +180,7 @@ def build_graph(
 
 
 def _build_prediction_layers(
-    workload: Workload, rank: Rank, head: Block, attend: AttentionBuilder | None
+    workload: Workload, rank: RankSizes, head: Block, attend: AttentionBuilder | None
 ) -> tuple[Block, ...]:
     """Return the layers that predict later tokens, each with a projection, a transformer layer and the model's head.
 
@@ -203,12 +213,12 @@ def _build_prediction_layers(
 def build_layer(
     name: str,
     workload: Workload,
-    rank: Rank,
+    rank: RankSizes,
     *,
     repeat: int,
     causal: bool,
     experts: int = 0,
-    memory: Rank | None = None,
+    memory: RankSizes | None = None,
     attend: AttentionBuilder | None = None,
     has_mlp: bool = True,
 ) -> Block:
@@ -277,7 +287,7 @@ def _sum_freed_bytes(parts: Sequence[Sublayer]) -> dict[str, Floats]:
     return freed
 
 
-def build_embedding(workload: Workload, rank: Rank) -> Block:
+def build_embedding(workload: Workload, rank: RankSizes) -> Block:
     """Return the block of the token and position embeddings, with the norm, dropout and projection after them.
 
     Frozen embeddings have no backward pass.
@@ -313,7 +323,7 @@ def build_embedding(workload: Workload, rank: Rank) -> Block:
     )
 
 
-def _build_head(workload: Workload, rank: Rank) -> Block:
+def _build_head(workload: Workload, rank: RankSizes) -> Block:
     """Return the block of the final norm, the projection to logits and the loss.
 
     In a model with `classes` the head classifies one pooled token of each sample.

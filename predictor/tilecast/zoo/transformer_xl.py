@@ -16,13 +16,13 @@ from itertools import pairwise
 import numpy as np
 
 from tilecast.graph import Block, Graph, Op, Shards
-from tilecast.model import Model, Problem, numbered
+from tilecast.model import Model, Problem, numbered_field
 from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import (
-    Rank,
+    RankSizes,
     Sublayer,
     build_residual_sum,
     build_uniform_block,
@@ -37,7 +37,7 @@ class TransformerXl(Transformer):
 
     memory_length: int
     """Number of tokens of the previous segment that queries see."""
-    cutoffs: tuple[int, ...] = numbered("cutoff", default=())
+    cutoffs: tuple[int, ...] = numbered_field("cutoff", default=())
     """Ranks of words at which a cluster of the adaptive softmax begins. Without them the softmax is over all words."""
     shrink: int = 1
     """Factor by which each cluster's embedding is narrower than that of the previous cluster."""
@@ -55,12 +55,14 @@ class TransformerXl(Transformer):
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a decoder whose queries also see tokens of the previous segment."""
     workload = replace(workload, attention="eager")
-    rank = Rank.from_shards(shards, workload.sequence_length)
+    rank = RankSizes.from_shards(shards, workload.sequence_length)
     graph = transformer.build(workload, shards, _build_relative_attention)
     return replace(graph, first=(_build_embedding(workload, rank),), last=(_build_head(workload, rank),))
 
 
-def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+def _build_relative_attention(
+    name: str, workload: Workload, rank: RankSizes, *, key_rank: RankSizes, causal: bool
+) -> Sublayer:
     """Return the sublayer of attention by relative positions on one rank.
 
     The projections also run over the memory. The queries that this gives are discarded.
@@ -88,7 +90,7 @@ def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_
     ops += layers.pointwise(f"{name}.query-biases", numerics, tokens * width, kernels=2, backward=(2.0, 0.5))
     # All samples share the keys of positions: each head has one product for the whole micro-batch.
     rows, head_dim = rank.micro_batch * rank.sequence, float(model.head_dim)
-    ops += layers.products(
+    ops += layers.matrix_products(
         f"{name}.position-scores",
         numerics,
         heads,
@@ -127,7 +129,7 @@ def _list_clusters(model: Model) -> list[tuple[float, float, float]]:
     ]
 
 
-def _build_embedding(workload: Workload, rank: Rank) -> Block:
+def _build_embedding(workload: Workload, rank: RankSizes) -> Block:
     """Return the block of the token embedding, which has one table for each cluster of words.
 
     Narrower tables are followed by a projection to the hidden width.
@@ -150,7 +152,7 @@ def _build_embedding(workload: Workload, rank: Rank) -> Block:
     return build_uniform_block("embedding", len(rank.tensor), ops, parameters, activation_bytes)
 
 
-def _build_head(workload: Workload, rank: Rank) -> Block:
+def _build_head(workload: Workload, rank: RankSizes) -> Block:
     """Return the block of the adaptive softmax and its loss.
 
     One product scores the most frequent words, and has one more column for each further cluster. Tokens of such a

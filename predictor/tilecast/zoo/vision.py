@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
-from tilecast.model import Model, numbered
+from tilecast.model import Model, numbered_field
 from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
@@ -61,7 +61,7 @@ class Swin(Vision):
 
     window: int
     """Side of the windows that attention stays in, in tokens."""
-    stages: tuple[int, int, int, int] = numbered("stage")
+    stages: tuple[int, int, int, int] = numbered_field("stage")
 
 
 def build(workload: Workload, shards: Shards) -> Graph:

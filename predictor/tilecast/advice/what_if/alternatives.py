@@ -21,7 +21,7 @@ from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts, find_candidates
 from tilecast.advice.reasons import BOUND_BY
 from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request, format_excess, format_ratio
-from tilecast.advice.what_if.changes import apply_change, speed_up_link
+from tilecast.advice.what_if.changes import apply_change, scale_link
 from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Link, Pool, instances
 from tilecast.search import Mask, PlanLimits
@@ -61,7 +61,7 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
     return None, [replace(outcome, message=f"your baseline of {baseline.gpus}: {outcome.message}")], notes
 
 
-def best_without_constraints(request: Request, candidates: Sequence[CandidatePlans]) -> Offer | None:
+def find_best_without_constraints(request: Request, candidates: Sequence[CandidatePlans]) -> Offer | None:
     """Return the best offer without the job's constraints. Without constraints or without an offer, return None."""
     if request.constraints == Constraints():
         return None
@@ -101,9 +101,13 @@ def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
     offer = DetailedForecasts.from_rows(candidates, np.array([row])).offer(0)
     name = "data parallelism alone" if offer.plan.zero_stage < 3 else "FSDP alone"
     amount = float(candidates.objective_value(request)[row])
-    ratio = "" if best.value <= 0 else f", {format_ratio(amount / best.value)} the {request.goal.quantity.measure}"
+    ratio = (
+        ""
+        if best.value <= 0
+        else f", {format_ratio(amount / best.value)} the {request.objective_record.quantity.measure}"
+    )
     more = "; memory is tight" if offer.is_tight else ""
-    more += "" if candidates.take(np.array([row])).keeps_bound(request)[0] else "; misses the job's limit"
+    more += "" if candidates.take(np.array([row])).is_within_bound(request)[0] else "; misses the job's limit"
     return replace(offer, reason=f"{name}{ratio}; {BOUND_BY[offer.bottleneck]}{more}")
 
 
@@ -151,15 +155,19 @@ def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
     if request.plan is not None:
         request = replace(request, plan=None)
         candidates = find_candidates(request, candidates.pool, PlanLimits(gpus=best.gpus))
-        eligible = candidates.within(request.constraints) & candidates.fits & candidates.keeps_bound(request)
+        eligible = candidates.within(request.constraints) & candidates.fits & candidates.is_within_bound(request)
         eligible = keep_sensible_plans(request, candidates, eligible)
-    if request.goal.fewest_gpus:
+    if request.objective_record.fewest_gpus:
         eligible = eligible & (candidates.gpus == best.gpus)
     roomy = choose_plan(request, candidates, eligible & ~candidates.tight)
     if roomy is None:
         return None
     offer = roomy.offer()
-    ratio = "" if best.value <= 0 else f", {format_ratio(roomy.value / best.value)} the {request.goal.quantity.measure}"
+    ratio = (
+        ""
+        if best.value <= 0
+        else f", {format_ratio(roomy.value / best.value)} the {request.objective_record.quantity.measure}"
+    )
     return replace(offer, reason=f"memory to spare{ratio}; {BOUND_BY[offer.bottleneck]}")
 
 
@@ -180,7 +188,7 @@ def describe_plan(offers: Sequence[Offer], safer: Offer | None) -> tuple[str, ..
     return tuple(dict.fromkeys(notes))
 
 
-def find_roomy_plan(request: Request, pool: Pool) -> Offer | None:
+def find_plan_with_spare_memory(request: Request, pool: Pool) -> Offer | None:
     """Return the plan on the fewest GPUs of a pool that leaves memory to spare. If there is none, return None."""
     candidates = find_candidates(request, pool)
     eligible = candidates.within(request.constraints) & candidates.fits
@@ -205,14 +213,14 @@ def describe_assumed_networks(offers: Sequence[Offer]) -> list[str]:
         pool = offer.pool
         if pool.layers.get("interNode") not in ASSUMED_LAYERS or offer.nodes == 1 or offer.gpus <= pool.domain:
             continue
-        fraction = 1 - _step_on_network(offer, speed_up_link(pool.inter, ENDLESS)) / offer.step_s
+        fraction = 1 - _step_s_on_network(offer, scale_link(pool.inter, ENDLESS)) / offer.step_s
         if fraction <= DECISIVE:
             continue
         usual = instances.find_default_network(pool.gpu, instances.find_default_gpus_per_node(pool.gpu))
         other = usual if usual.name != pool.inter.name else instances.build_ethernet_link(100)
         if other.name == pool.inter.name:
             other = instances.build_ethernet_link(400)
-        seconds = _step_on_network(offer, other)
+        seconds = _step_s_on_network(offer, other)
         kind = "the usual " if other is usual else ""
         is_listed = pool.layers["interNode"] == "assumed"
         state = f"--gpus {pool.gpu.name}:{pool.max_gpus}@LINK" if is_listed else "labels of the nodes or a GPUPool"
@@ -227,7 +235,7 @@ ENDLESS = 1e3
 """Factor on the speed of a link that makes its communication time negligible."""
 
 
-def _step_on_network(offer: Offer, network: Link) -> float:
+def _step_s_on_network(offer: Offer, network: Link) -> float:
     """Return the seconds of an offer's step if its pool had another network between nodes."""
     pool = replace(offer.pool, inter=network)
     return float(search.price(offer.workload, Plans.from_plans(offer.plan), pool).step_s[0])
@@ -253,9 +261,9 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
     objective is the fewest GPUs.
     """
     pool, own = best.candidates.pool, request.workload.global_batch
-    most = _most_usable_gpus(request, pool)
+    most = _max_usable_gpus(request, pool)
     part = most * (request.workload.micro_batch or 1)
-    is_settled = request.goal.fewest_gpus or request.batches is not None or request.plan is not None
+    is_settled = request.objective_record.fewest_gpus or request.batches is not None or request.plan is not None
     if is_settled or not 1 < part <= 2 * own or own % part == 0:
         return None
     nearest = sorted({own // part * part, -(-own // part) * part} - {0}, key=lambda batch: (abs(batch - own), -batch))
@@ -266,7 +274,7 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
             continue
         ratio = _amount_per_sample(request, outcome, batch) / _amount_per_sample(request, best, own)
         if ratio * math.exp(uncertainty.MOST_TIED) < 1:
-            gain = request.goal.quantity.gain.format(ratio=ratio)
+            gain = request.objective_record.quantity.gain.format(ratio=ratio)
             plan = outcome.candidates.plans.row(outcome.row)
             parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
             better = f"{batch} would {gain} per sample, with {plan} on {outcome.gpus} GPUs."
@@ -274,7 +282,7 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
     return None
 
 
-def _most_usable_gpus(request: Request, pool: Pool) -> int:
+def _max_usable_gpus(request: Request, pool: Pool) -> int:
     """Return the largest number of the pool's GPUs that the job may use. Above one node, it is in whole nodes."""
     limits = request.constraints
     nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)
@@ -286,7 +294,7 @@ def _most_usable_gpus(request: Request, pool: Pool) -> int:
 def _amount_per_sample(request: Request, choice: Choice, batch: int) -> float:
     """Return the amount per sample of the quantity that the objective minimises."""
     seconds = float(choice.candidates.step_s[choice.row]) / batch
-    return request.goal.quantity.amount(choice.candidates.pool, choice.gpus, seconds)
+    return request.objective_record.quantity.amount(choice.candidates.pool, choice.gpus, seconds)
 
 
 SIZES_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
@@ -342,7 +350,7 @@ def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
     The GPU count is halved as long as the last doubling cost at least `SEVERAL` times as much as it gained. The result
     is None if no halving meets that rule, or if the objective is not about time alone.
     """
-    if request.goal.saves_gpus or request.is_bounded:
+    if request.objective_record.saves_gpus or request.is_bounded:
         return None
     candidates = choice.candidates
     same = candidates.batch == candidates.batch[choice.row]

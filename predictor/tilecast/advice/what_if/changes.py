@@ -30,12 +30,12 @@ def apply_change(change: Change, request: Request, pool: Pool) -> tuple[Request,
     return CHANGES[change.input](request, pool, change.value)
 
 
-def _adapt_job_change(change: Callable[[Request, Any], Request]) -> Apply:
+def _make_request_change(change: Callable[[Request, Any], Request]) -> Apply:
     """Return a function on a request and a pool that applies `change` to the request only."""
     return lambda request, pool, value: (change(request, value), pool)
 
 
-def _adapt_pool_change(change: Callable[[Pool, Any], Pool]) -> Apply:
+def _make_pool_change(change: Callable[[Pool, Any], Pool]) -> Apply:
     """Return a function on a request and a pool that applies `change` to the pool only."""
     return lambda request, pool, value: (request, change(pool, value))
 
@@ -47,7 +47,7 @@ def _make_field_setter(attribute: str, name: str, kind: Callable[[Any], Any]) ->
         whole = getattr(request, attribute)
         return request if whole is None else replace(request, **{attribute: replace(whole, **{name: kind(value)})})
 
-    return _adapt_job_change(change)
+    return _make_request_change(change)
 
 
 def _make_planned_field_setter(name: str, kind: Callable[[Any], Any]) -> Apply:
@@ -62,28 +62,28 @@ def _make_planned_field_setter(name: str, kind: Callable[[Any], Any]) -> Apply:
     return run
 
 
-def _set_precision(request: Request, value: Any) -> Request:
+def _with_precision(request: Request, value: Any) -> Request:
     return replace(request, workload=replace(request.workload, precision=value), precisions=())
 
 
-def _set_batch(request: Request, value: Any) -> Request:
+def _with_batch(request: Request, value: Any) -> Request:
     low, high = request.batches or (int(value), int(value))
     batches = (min(low, int(value)), max(high, int(value))) if request.batches else None
     return replace(request, workload=replace(request.workload, global_batch=int(value)), batches=batches)
 
 
-def _allow_pool(request: Request, value: Any) -> Request:
+def _with_allowed_pool(request: Request, value: Any) -> Request:
     limits = request.constraints
     return replace(request, constraints=replace(limits, allowed_pools=(*limits.allowed_pools, str(value))))
 
 
-def grow_pool(pool: Pool, gpus: int) -> Pool:
+def with_pool_gpus(pool: Pool, gpus: int) -> Pool:
     """Return a copy of the pool with `gpus` GPUs. A partly used node is filled before nodes are added."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
     return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node), spare_gpus=0)
 
 
-def select_first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
+def select_sizes_to_try_first(pool: Pool, possible: Sequence[int]) -> list[int]:
     """Return the indices of the GPU counts in `possible` to try first.
 
     These are `FURTHER` times the pool's nodes. For a pool that is part of a node, they are also the larger parts and
@@ -99,7 +99,7 @@ FURTHER = (2, 4, 8)
 """Factors by which a pool's node count is increased."""
 
 
-def _set_framework(request: Request, value: Any) -> Request:
+def _with_framework(request: Request, value: Any) -> Request:
     return replace(request, workload=with_framework(request.workload, value))
 
 
@@ -118,12 +118,12 @@ def list_pool_sizes(pool: Pool) -> list[int]:
     return [*own, *range(whole * first, whole * most + 1, whole)]
 
 
-def describe_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
+def describe_pool_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
     """Return the change that grows a pool to `gpus` GPUs, with its text.
 
     Nodes keep their number of GPUs. A pool that is part of a node gets the usual number.
     """
-    wide = grow_pool(pool, gpus)
+    wide = with_pool_gpus(pool, gpus)
     if not pool.is_partial_node:
         return Change("pool.maxNodes", wide.max_nodes, effect, describe_node_count(wide.max_nodes, pool))
     nodes, own = ("1 node", "") if wide.max_nodes == 1 else (f"{wide.max_nodes} nodes", "1 node of ")
@@ -138,12 +138,12 @@ def describe_node_count(nodes: int, pool: Pool) -> str:
     return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
 
 
-def speed_up_links(pool: Pool, factor: float) -> Pool:
+def scale_all_links(pool: Pool, factor: float) -> Pool:
     """Return the pool with the bandwidth of every link multiplied by `factor` and its latency divided by it."""
-    return replace(pool, intra=speed_up_link(pool.intra, factor), inter=speed_up_link(pool.inter, factor))
+    return replace(pool, intra=scale_link(pool.intra, factor), inter=scale_link(pool.inter, factor))
 
 
-def speed_up_link(link: Link, factor: float) -> Link:
+def scale_link(link: Link, factor: float) -> Link:
     """Return a link with its bandwidth multiplied by `factor` and its latency divided by it."""
     return replace(
         link,
@@ -155,38 +155,38 @@ def speed_up_link(link: Link, factor: float) -> Link:
         peer_s=link.peer_s / factor,
         reduction_bytes_per_s=link.reduction_bytes_per_s * factor,
         reduction_start_s=link.reduction_start_s / factor,
-        beyond=speed_up_link(link.beyond, factor) if link.beyond else None,
+        beyond=scale_link(link.beyond, factor) if link.beyond else None,
     )
 
 
 CHANGES: Mapping[str, Apply] = {
-    "training.precision": _adapt_job_change(_set_precision),
-    "training.globalBatchSize": _adapt_job_change(_set_batch),
+    "training.precision": _make_request_change(_with_precision),
+    "training.globalBatchSize": _make_request_change(_with_batch),
     "training.sequenceLength": _make_field_setter("workload", "sequence_length", int),
     "training.microBatchSize": _make_planned_field_setter("micro_batch", int),
     "training.activationCheckpointing": _make_planned_field_setter("checkpointing", str),
     "training.fusedLoss": _make_field_setter("workload", "fused_loss", bool),
     "training.offload": _make_field_setter("workload", "offload", str),
-    "training.framework": _adapt_job_change(_set_framework),
+    "training.framework": _make_request_change(_with_framework),
     "training.gradientSync": _make_field_setter("workload", "gradient_sync", str),
-    "plan": _adapt_job_change(lambda request, value: replace(request, plan=PartialPlan.parse(str(value), "plan"))),
+    "plan": _make_request_change(lambda request, value: replace(request, plan=PartialPlan.parse(str(value), "plan"))),
     "plan.zeroStage": _make_field_setter("plan", "zero_stage", int),
     "constraints.gpus": _make_field_setter("constraints", "gpus", int),
     "constraints.maxGpus": _make_field_setter("constraints", "max_gpus", int),
     "constraints.maxNodes": _make_field_setter("constraints", "max_nodes", int),
     "constraints.maxTensorParallel": _make_field_setter("constraints", "max_tensor", int),
-    "constraints.allowedPools": _adapt_job_change(_allow_pool),
+    "constraints.allowedPools": _make_request_change(_with_allowed_pool),
     "constraints.allowSharing": _make_field_setter("constraints", "allow_sharing", lambda value: value == "true"),
-    "targetStepSeconds": _adapt_job_change(lambda request, value: replace(request, target_step_s=float(value))),
-    "deadlineSeconds": _adapt_job_change(lambda request, value: replace(request, deadline_s=float(value))),
+    "targetStepSeconds": _make_request_change(lambda request, value: replace(request, target_step_s=float(value))),
+    "deadlineSeconds": _make_request_change(lambda request, value: replace(request, deadline_s=float(value))),
     "budget.amount": _make_field_setter("budget", "amount", float),
-    "pool.gpus": _adapt_pool_change(lambda pool, value: grow_pool(pool, int(value))),
-    "pool.maxNodes": _adapt_pool_change(lambda pool, value: replace(pool, max_nodes=int(value), spare_gpus=0)),
-    "pool.price.perGpuHour": _adapt_pool_change(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),
-    "pool.gpu.memoryGib": _adapt_pool_change(
+    "pool.gpus": _make_pool_change(lambda pool, value: with_pool_gpus(pool, int(value))),
+    "pool.maxNodes": _make_pool_change(lambda pool, value: replace(pool, max_nodes=int(value), spare_gpus=0)),
+    "pool.price.perGpuHour": _make_pool_change(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),
+    "pool.gpu.memoryGib": _make_pool_change(
         lambda pool, value: replace(pool, gpu=replace(pool.gpu, memory_bytes=float(value) * 2**30))
     ),
-    "pool.links": _adapt_pool_change(lambda pool, value: speed_up_links(pool, float(value))),
+    "pool.links": _make_pool_change(lambda pool, value: scale_all_links(pool, float(value))),
 }
 """Functions that change the inputs, by the names of the inputs.
 

@@ -12,16 +12,16 @@ import numpy as np
 from tilecast import search
 from tilecast.advice.choose import Choice, choose_or_reject, list_usable_precisions
 from tilecast.advice.pricing import CandidatePlans, find_candidates
-from tilecast.advice.values import Change, Rejection, Request, round_up
+from tilecast.advice.values import Change, Rejection, Request, round_up_to_three_digits
 from tilecast.advice.what_if.changes import (
     FURTHER,
     apply_change,
     bisect_integers,
-    describe_growth,
     describe_larger_memory,
     describe_node_count,
-    grow_pool,
+    describe_pool_growth,
     list_pool_sizes,
+    with_pool_gpus,
 )
 from tilecast.advice.what_if.wins import find_winning_price
 from tilecast.cost import price_of_1000_steps
@@ -70,16 +70,16 @@ def _add_remedy(
     if rejection.code not in _CHANGES_BY_CODE:
         return rejection
     for change in _CHANGES_BY_CODE[rejection.code](request, candidates, rejection):
-        outcome = _rejection_after(change, request, candidates)
+        outcome = _find_rejection_after_change(change, request, candidates)
         if outcome is None:
-            change = _add_price(_minimise_change(change, request, candidates), request, candidates)
+            change = _add_step_and_price(_reduce_change(change, request, candidates), request, candidates)
             return replace(rejection, remedy=change.text, change=change)
         if outcome.code != rejection.code and remedy is rejection.remedy:
             remedy = f"{change.text}, and then: {outcome.message}"
     return replace(rejection, remedy=remedy)
 
 
-def _add_price(change: Change, request: Request, candidates: CandidatePlans) -> Change:
+def _add_step_and_price(change: Change, request: Request, candidates: CandidatePlans) -> Change:
     """Return the change with the step time and the price of the plan that it makes possible."""
     if change.input == "pool.gpu.memoryGib":  # no such GPU has to exist, so it has neither speed nor price
         return change
@@ -88,8 +88,8 @@ def _add_price(change: Change, request: Request, candidates: CandidatePlans) -> 
     if change.input in _MASKS:
         outcome = choose_or_reject(after, candidates)
     else:
-        for count in _tried_counts(after, pool):
-            outcome = choose_or_reject(after, _find_executable(after, pool, PlanLimits(gpus=count)))
+        for count in _list_gpu_counts_to_try(after, pool):
+            outcome = choose_or_reject(after, _find_executable_plans(after, pool, PlanLimits(gpus=count)))
             if isinstance(outcome, Choice):
                 break
     if not isinstance(outcome, Choice):
@@ -100,25 +100,25 @@ def _add_price(change: Change, request: Request, candidates: CandidatePlans) -> 
     return replace(change, step_s=seconds, cost_per_1000_steps=cost, currency=pool.currency)
 
 
-def _find_executable(request: Request, pool: Pool, limits: PlanLimits) -> CandidatePlans:
+def _find_executable_plans(request: Request, pool: Pool, limits: PlanLimits) -> CandidatePlans:
     """Return the plans of a pool. Those that the job's framework cannot execute are marked as not fitting."""
     candidates, framework = find_candidates(request, pool, limits), request.workload.framework
     if framework is None:
         return candidates
-    is_executable = search.abilities(framework).executes(candidates.plans)
+    is_executable = search.find_framework_features(framework).executes(candidates.plans)
     return replace(candidates, fits=candidates.fits & is_executable)
 
 
-def _tried_counts(request: Request, pool: Pool) -> list[int]:
+def _list_gpu_counts_to_try(request: Request, pool: Pool) -> list[int]:
     """Return the GPU counts on which a changed job is tried, the largest first."""
     limits = request.constraints
     if limits.gpus is not None:
         return [limits.gpus]
     most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
-    return _gpu_counts(pool, most)[: -MAX_COUNTS - 1 : -1]
+    return _list_gpu_counts(pool, most)[: -MAX_COUNTS - 1 : -1]
 
 
-def _minimise_change(change: Change, request: Request, candidates: CandidatePlans) -> Change:
+def _reduce_change(change: Change, request: Request, candidates: CandidatePlans) -> Change:
     """Return a helpful change with its value reduced as far as it still helps.
 
     For inputs in `_BISECTED`, the value is found by bisection between the present value and the helpful value.
@@ -128,16 +128,16 @@ def _minimise_change(change: Change, request: Request, candidates: CandidatePlan
     present, grain, text = _BISECTED[change.input]
     start = present(request, candidates.pool) // grain
 
-    def change_to(value: int) -> Change:
+    def with_value(value: int) -> Change:
         return replace(change, value=value * grain, text=text(value * grain, candidates.pool))
 
-    def helps(value: int) -> bool:
-        return _rejection_after(change_to(value), request, candidates) is None
+    def is_helpful(value: int) -> bool:
+        return _find_rejection_after_change(with_value(value), request, candidates) is None
 
-    return change_to(bisect_integers(helps, start, int(change.value) // grain))
+    return with_value(bisect_integers(is_helpful, start, int(change.value) // grain))
 
 
-def _length_text(length: int, pool: Pool) -> str:
+def _describe_sequence_length(length: int, pool: Pool) -> str:
     return f"sequences of {length} tokens"
 
 
@@ -147,25 +147,29 @@ TOKEN_MULTIPLE = 64
 
 _BISECTED: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
     "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, describe_node_count),
-    "training.sequenceLength": (lambda request, pool: request.workload.sequence_length, TOKEN_MULTIPLE, _length_text),
+    "training.sequenceLength": (
+        lambda request, pool: request.workload.sequence_length,
+        TOKEN_MULTIPLE,
+        _describe_sequence_length,
+    ),
 }
 """For each bisected input: functions for its present value and its text, and the multiple to round its values to."""
 
 
-def _rejection_after(change: Change, request: Request, candidates: CandidatePlans) -> Rejection | None:
+def _find_rejection_after_change(change: Change, request: Request, candidates: CandidatePlans) -> Rejection | None:
     """Return the rejection that a pool gets after a change. If the change gives the pool an offer, return None."""
     after, pool = apply_change(change, request, candidates.pool)
     if change.input in _MASKS:
-        return _rejection_or_none(choose_or_reject(after, candidates))
+        return _get_rejection_or_none(choose_or_reject(after, candidates))
     limits = after.constraints
-    needs_only_to_fit, first = _needs_only_to_fit(after, pool), None
+    needs_only_to_fit, first = _offers_every_fitting_plan(after, pool), None
 
     def rejection_with(search_limits: PlanLimits) -> Rejection | None:
-        smaller = _find_executable(after, pool, search_limits)
+        smaller = _find_executable_plans(after, pool, search_limits)
         fits = needs_only_to_fit and (smaller.within(limits) & smaller.fits).any()
-        return None if fits else _rejection_or_none(choose_or_reject(after, smaller))
+        return None if fits else _get_rejection_or_none(choose_or_reject(after, smaller))
 
-    for count in _tried_counts(after, pool):
+    for count in _list_gpu_counts_to_try(after, pool):
         outcome = rejection_with(PlanLimits(gpus=count))
         if outcome is None:
             return None
@@ -175,11 +179,11 @@ def _rejection_after(change: Change, request: Request, candidates: CandidatePlan
     return rejection_with(NO_LIMITS)
 
 
-def _rejection_or_none(outcome: Choice | Rejection) -> Rejection | None:
+def _get_rejection_or_none(outcome: Choice | Rejection) -> Rejection | None:
     return outcome if isinstance(outcome, Rejection) else None
 
 
-def _needs_only_to_fit(request: Request, pool: Pool) -> bool:
+def _offers_every_fitting_plan(request: Request, pool: Pool) -> bool:
     """Return whether every plan that fits the pool gives an offer.
 
     That is so if no plan is stated, the pool is allowed, no needed quantity is unknown, and time and cost have no
@@ -187,7 +191,7 @@ def _needs_only_to_fit(request: Request, pool: Pool) -> bool:
     """
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
-    known = all(quantity.is_known(pool) for quantity in request.goal.needed_quantities)
+    known = all(quantity.is_known(pool) for quantity in request.objective_record.needed_quantities)
     return (
         request.plan is None
         and allowed
@@ -197,7 +201,7 @@ def _needs_only_to_fit(request: Request, pool: Pool) -> bool:
     )
 
 
-def _gpu_counts(pool: Pool, limit: int) -> list[int]:
+def _list_gpu_counts(pool: Pool, limit: int) -> list[int]:
     """Return GPU counts of a pool up to `limit`, ascending: divisors of a node, powers of two nodes, all nodes."""
     nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {limit // pool.gpus_per_node}
     every = {*search.divisors(pool.gpus_per_node), *(count * pool.gpus_per_node for count in nodes)}
@@ -217,42 +221,42 @@ _MASKS = (
 """Inputs that only select among plans that are already priced."""
 
 
-def _allow_pool(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_allowing_pool(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     yield Change(
         "constraints.allowedPools", candidates.pool.name, "fits", f"add {candidates.pool.name} to allowedPools"
     )
 
 
-def _allow_sharing(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_sharing(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     yield Change("constraints.allowSharing", "true", "fits", "set constraints.allowSharing")
 
 
-def _other_precisions(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_precisions(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     for name in list_usable_precisions(request, candidates.pool):
         yield Change("training.precision", name, "fits", f"train in {name}")
 
 
-def _add_nodes(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_nodes(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     for nodes in (1, 2, 4, 8, 16, 32):
         yield Change("pool.maxNodes", nodes, "fits", describe_node_count(nodes, candidates.pool))
 
 
-def _other_counts(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_gpu_counts(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield other GPU counts, the nearest first."""
     asked, limits = request.constraints.gpus, request.constraints
     if asked is not None:
-        possible = _gpu_counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
+        possible = _list_gpu_counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
         for count in sorted(possible, key=lambda count: (abs(count - asked), count))[:8]:
             yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
-        wide = grow_pool(candidates.pool, asked)
+        wide = with_pool_gpus(candidates.pool, asked)
         if asked == wide.max_gpus and candidates.pool.is_partial_node:
-            yield describe_growth(candidates.pool, asked, "fits")
+            yield describe_pool_growth(candidates.pool, asked, "fits")
         elif asked == wide.max_gpus > candidates.pool.max_gpus:
             yield Change("pool.maxNodes", wide.max_nodes, "fits", describe_node_count(wide.max_nodes, candidates.pool))
-    yield from _other_batches(request, candidates, rejection)
+    yield from _suggest_batches(request, candidates, rejection)
 
 
-def _other_batches(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_batches(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield other global batches that divide evenly over the job's GPUs, or over a divisor of their number.
 
     The nearest to the job's own batch comes first.
@@ -269,37 +273,37 @@ MUCH = 4.0
 FAR = (16, 32, 64)
 
 
-def _save_memory(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_memory_savings(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield changes that reduce a job's memory per GPU, the least costly for the user first."""
-    yield from _looser_limits(request, candidates)
-    yield from _other_frameworks(request)
+    yield from _suggest_looser_limits(request, candidates)
+    yield from _suggest_frameworks(request)
     workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
-    yield from _leaner_settings(request)
+    yield from _suggest_smaller_settings(request)
     if workload.gradient_sync == "parameterServer":
         yield Change("training.gradientSync", "allReduce", "fits", "gradients summed by replicas, which may shard them")
-    yield from _leaner_plans(request, pool, rejection)
+    yield from _suggest_smaller_plans(request, pool, rejection)
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
     if request.constraints.gpus is None and pool.is_partial_node:
         for gpus in list_pool_sizes(pool)[1:]:
-            yield describe_growth(pool, gpus, "fits")
+            yield describe_pool_growth(pool, gpus, "fits")
     elif request.constraints.gpus is None:
         for times in FURTHER if over <= MUCH * pool.gpu.memory_bytes else (*FURTHER, *FAR):
             nodes = pool.max_nodes * times
             yield Change("pool.maxNodes", nodes, "fits", describe_node_count(nodes, pool))
     framework = workload.framework
-    offloads = framework is None or "optimizer" in search.abilities(framework).offload
+    offloads = framework is None or "optimizer" in search.find_framework_features(framework).offload
     if workload.training and workload.offload == "none" and offloads:
         yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
     if workload.samples_are_tokens and workload.model.trace is None:
         for length in (workload.sequence_length // part // TOKEN_MULTIPLE * TOKEN_MULTIPLE for part in (2, 4)):
             if length:
-                yield Change("training.sequenceLength", length, "fits", _length_text(length, pool))
+                yield Change("training.sequenceLength", length, "fits", _describe_sequence_length(length, pool))
     if 0 < over <= max(gpu.memory_bytes for gpu in list_gpus().values()):
         yield describe_larger_memory(pool, over)
 
 
-def _leaner_settings(request: Request) -> Iterator[Change]:
+def _suggest_smaller_settings(request: Request) -> Iterator[Change]:
     """Yield settings of the job or its plan that need less memory than the present ones."""
     workload, plan = request.workload, request.plan
     stage = plan.zero_stage if plan is not None else None
@@ -318,7 +322,7 @@ def _leaner_settings(request: Request) -> Iterator[Change]:
             yield Change("training.activationCheckpointing", more, "fits", words)
 
 
-def _leaner_plans(request: Request, pool: Pool, rejection: Rejection) -> Iterator[Change]:
+def _suggest_smaller_plans(request: Request, pool: Pool, rejection: Rejection) -> Iterator[Change]:
     """Yield the plan that fits on the same GPUs and differs from the user's plan in the fewest columns, if any fits.
 
     Among plans that differ in equally many columns, the fastest is taken.
@@ -326,7 +330,7 @@ def _leaner_plans(request: Request, pool: Pool, rejection: Rejection) -> Iterato
     if request.plan is None or rejection.plan is None:
         return
     free = replace(request, plan=None)
-    candidates = _find_executable(free, pool, PlanLimits(gpus=rejection.plan.gpus))
+    candidates = _find_executable_plans(free, pool, PlanLimits(gpus=rejection.plan.gpus))
     rows = np.flatnonzero(candidates.within(request.constraints) & candidates.fits)
     if not len(rows):
         return
@@ -343,7 +347,7 @@ _PLAN_COLUMNS = (
 """Columns in which a plan that fits may differ from the user's plan."""
 
 
-def _other_frameworks(request: Request) -> Iterator[Change]:
+def _suggest_frameworks(request: Request) -> Iterator[Change]:
     """Yield other frameworks for a job that names one. They may shard more of its optimizer state."""
     workload, plan = request.workload, request.plan
     mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
@@ -363,12 +367,12 @@ def _can_split_stages(workload: Workload, plan: PartialPlan | None) -> bool:
     """Return whether the workload's framework can split the layers into the pipeline stages of the user's plan."""
     if plan is None or plan.pipeline == 1:
         return True
-    return search.stages_are_full(workload, plan.pipeline) and (
+    return search.has_full_stages(workload, plan.pipeline) and (
         plan.virtual_stages == 1 or search.has_equal_virtual_stages(workload, plan.pipeline, plan.virtual_stages)
     )
 
 
-def _looser_limits(request: Request, candidates: CandidatePlans) -> Iterator[Change]:
+def _suggest_looser_limits(request: Request, candidates: CandidatePlans) -> Iterator[Change]:
     """Yield each of the job's own limits, relaxed just enough for the smallest plan that fits."""
     limits, per_node = request.constraints, candidates.pool.gpus_per_node
     for name, count, key in (
@@ -382,16 +386,16 @@ def _looser_limits(request: Request, candidates: CandidatePlans) -> Iterator[Cha
             continue
         # The pool's plans are priced already, so a mask says which of them the other limits leave.
         others: dict[str, Any] = {count: None}
-        fitting = candidates.within(replace(limits, **others)) & candidates.fits & candidates.keeps_bound(request)
+        fitting = candidates.within(replace(limits, **others)) & candidates.fits & candidates.is_within_bound(request)
         if fitting.any():
             needed = int(key[fitting].min())
             yield Change(name, needed, "fits", f"{name.partition('.')[2]} {limit} -> {needed}")
 
 
-def _looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield the deadline that the fastest fitting plan needs, or the budget that the cheapest needs."""
     fitting = candidates.within(request.constraints) & candidates.fits
-    if request.goal.bound == "deadlineSeconds":
+    if request.objective_record.bound == "deadlineSeconds":
         needed = math.ceil(float(candidates.finish_s[fitting].min()))
         yield Change("deadlineSeconds", needed, "fits", f"deadlineSeconds {request.deadline_s or 0:.0f} -> {needed}")
     elif request.budget is not None:
@@ -399,30 +403,30 @@ def _looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejec
         yield Change("budget.amount", needed, "fits", f"budget {request.budget.amount:,.0f} -> {needed:,}")
 
 
-def _reach_target(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
+def _suggest_meeting_target(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
     """Yield larger pools, then the target step time that the fastest fitting plan meets."""
     pool, limits = candidates.pool, request.constraints
     if limits.gpus is None and limits.max_gpus is None and limits.max_nodes is None and not pool.is_partial_node:
         for times in FURTHER:
             nodes = pool.max_nodes * times
             yield Change("pool.maxNodes", nodes, "fits", describe_node_count(nodes, pool))
-    needed = round_up(candidates.least_step_s(request, candidates.within(limits) & candidates.fits))
+    needed = round_up_to_three_digits(candidates.least_step_s(request, candidates.within(limits) & candidates.fits))
     yield Change("targetStepSeconds", needed, "fits", f"targetStepSeconds {request.target_step_s:g} -> {needed:g}")
 
 
 _CHANGES_BY_CODE = {
-    "NotAllowed": _allow_pool,
-    "SharingNotAllowed": _allow_sharing,
-    "PrecisionNotSupported": _other_precisions,
-    "EmptyPool": _add_nodes,
-    "TooFewGpus": _other_counts,
-    "UnevenNodes": _other_counts,
-    "NoDivisiblePlan": _other_counts,
-    "OutOfMemory": _save_memory,
-    "TensorParallelUnsupported": _save_memory,
-    "DeadlineMissed": _looser_bound,
-    "OverBudget": _looser_bound,
-    "TargetMissed": _reach_target,
+    "NotAllowed": _suggest_allowing_pool,
+    "SharingNotAllowed": _suggest_sharing,
+    "PrecisionNotSupported": _suggest_precisions,
+    "EmptyPool": _suggest_nodes,
+    "TooFewGpus": _suggest_gpu_counts,
+    "UnevenNodes": _suggest_gpu_counts,
+    "NoDivisiblePlan": _suggest_gpu_counts,
+    "OutOfMemory": _suggest_memory_savings,
+    "TensorParallelUnsupported": _suggest_memory_savings,
+    "DeadlineMissed": _suggest_looser_bound,
+    "OverBudget": _suggest_looser_bound,
+    "TargetMissed": _suggest_meeting_target,
 }
 """Functions that yield the changes to try, by the rejection's code. The least costly change comes first."""
 

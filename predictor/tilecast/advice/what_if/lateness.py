@@ -22,21 +22,23 @@ def describe_lateness(
         choices: the chosen plan of each pool, the recommended one first.
         candidates: all plans of each pool.
     """
-    if request.deadline_s is None or request.goal.bound == "deadlineSeconds" or not choices:
+    if request.deadline_s is None or request.objective_record.bound == "deadlineSeconds" or not choices:
         return ()
     offer = choices[0].offer()
-    late_s = _find_end(request, offer) - request.deadline_s
+    late_s = _find_run_seconds(request, offer) - request.deadline_s
     if late_s <= 0:
         return ()
     end = " at the upper end of its range" if request.limits_at == "upperBound" else ""
     text = f"{offer.gpus} GPUs of {offer.pool.name} end {format_time(late_s)} late{end}"
     ahead = _choose_offer(replace(request, objective=_FEWEST, budget=None), candidates)
     if ahead is not None:
-        plan = f"{ahead.gpus} GPUs of {ahead.pool.name} ({ahead.plan}, {format_time(_find_end(request, ahead))})"
+        plan = (
+            f"{ahead.gpus} GPUs of {ahead.pool.name} ({ahead.plan}, {format_time(_find_run_seconds(request, ahead))})"
+        )
         return (f"{text}; on time would be {plan}: see objective {_FEWEST}.",)
     fastest = _choose_offer(replace(request, objective=_FASTEST, budget=None, deadline_s=None), candidates)
     fastest = fastest or offer
-    least = f"{fastest.gpus} GPUs of {fastest.pool.name} take {format_time(_find_end(request, fastest))}"
+    least = f"{fastest.gpus} GPUs of {fastest.pool.name} take {format_time(_find_run_seconds(request, fastest))}"
     return (f"{text}; no plan is on time: {least}. Give it more time, more GPUs or fewer steps.",)
 
 
@@ -47,7 +49,7 @@ def _choose_offer(request: Request, candidates: Sequence[CandidatePlans]) -> Off
     return choices[0].offer() if choices else None
 
 
-def _find_end(request: Request, offer: Offer) -> float:
+def _find_run_seconds(request: Request, offer: Offer) -> float:
     """Return the seconds of a run to compare with the deadline: the forecast, or the upper end of its range."""
     ratio = offer.upper_s / offer.step_s if request.limits_at == "upperBound" else 1.0
     return (offer.finish_s or 0.0) * ratio

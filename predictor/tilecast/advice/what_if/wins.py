@@ -19,23 +19,23 @@ from tilecast import memory, search, step, uncertainty, zoo
 from tilecast.advice.choose import (
     Choice,
     Ranking,
-    adds_recomputation_to_measured,
     choose_on_pool,
-    gpus_on_fastest_link,
+    count_gpus_on_fastest_link,
+    is_measured_plan_with_recomputation,
     is_split_too_far,
     recommend_choice,
-    simplicity_columns,
+    simplicity_sort_keys,
 )
 from tilecast.advice.pricing import CandidatePlans, DetailedForecasts
 from tilecast.advice.values import Change, Request, WhyNot, format_excess
 from tilecast.advice.what_if.changes import (
     bisect_integers,
-    describe_growth,
     describe_larger_memory,
-    grow_pool,
+    describe_pool_growth,
     list_pool_sizes,
-    select_first_sizes,
-    speed_up_links,
+    scale_all_links,
+    select_sizes_to_try_first,
+    with_pool_gpus,
 )
 from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Pool
@@ -65,10 +65,10 @@ def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, i
         choice: the choice to explain.
         is_tied: whether the choice ties with the recommended one within the forecast's uncertainty.
     """
-    best, noun = choices[0], request.goal.quantity.measure
+    best, noun = choices[0], request.objective_record.quantity.measure
     ratio = choice.value / best.value if best.value > 0 else None
     change = _find_winning_change(request, choices, choice)
-    if request.goal.fewest_gpus and choice.gpus > best.gpus:
+    if request.objective_record.fewest_gpus and choice.gpus > best.gpus:
         code, ratio = "MoreGpus", choice.gpus / best.gpus
         message = f"{choice.gpus} GPUs against {best.gpus}"
     elif ratio is not None and is_tied:
@@ -76,9 +76,9 @@ def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, i
         more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
         code, message = "Tie", f"{ratio:.2f}x the {noun}, within the forecast's error{more}"
     else:
-        code = request.goal.quantity.worse_code
+        code = request.objective_record.quantity.worse_code
         times = "" if ratio is None else f"{ratio:.2f}x the {noun}"
-        message = f"{times} on {_gpus_text(choice.gpus)}" if times else "costs more than nothing"
+        message = f"{times} on {_format_gpu_count(choice.gpus)}" if times else "costs more than nothing"
     return WhyNot(
         "pool", choice.candidates.pool.name, choice.candidates.plans.row(choice.row), code, message, ratio, change
     )
@@ -87,9 +87,9 @@ def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, i
 def _find_winning_change(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
     """Return the smallest change of a pool that makes its choice recommended. If no change helps, return None."""
     others = tuple(item for item in choices if item is not choice)
-    if request.goal.fewest_gpus:
+    if request.objective_record.fewest_gpus:
         return None
-    for name in request.goal.quantity.winning_changes:
+    for name in request.objective_record.quantity.winning_changes:
         if (change := _WINNING_CHANGES[name](request, choices[0], choice, others)) is not None:
             return change
     return None
@@ -125,7 +125,7 @@ def _find_winning_size(request: Request, best: Choice, choice: Choice, others: t
     possible = list_pool_sizes(pool)
 
     def choose_at_size(gpus: int) -> Choice | None:
-        wide = grow_pool(pool, gpus)
+        wide = with_pool_gpus(pool, gpus)
         is_wide = wide.max_nodes > (limits.max_nodes or wide.max_nodes)
         is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or is_wide
         # No plan gets faster by a larger factor than its number of GPUs grows.
@@ -136,25 +136,25 @@ def _find_winning_size(request: Request, best: Choice, choice: Choice, others: t
             known[gpus] = outcome if isinstance(outcome, Choice) else None
         return known[gpus]
 
-    def smallest_size(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
+    def find_smallest_size(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
         def works(index: int) -> bool:
             return (found := choose_at_size(possible[index])) is not None and test(request, found, others)
 
         fails = 0
-        for index in select_first_sizes(pool, possible):
+        for index in select_sizes_to_try_first(pool, possible):
             if works(index):
                 # For a large pool, a quarter of its nodes is fine enough.
                 parts = 8 if possible[index] <= MOST_CONFIRMED else 4
-                tolerance = max(grow_pool(pool, possible[index]).max_nodes // parts, 1)
+                tolerance = max(with_pool_gpus(pool, possible[index]).max_nodes // parts, 1)
                 return possible[bisect_integers(works, fails, index, tolerance)]
             fails = index
         return None
 
-    gpus = smallest_size(_is_recommended)
+    gpus = find_smallest_size(_is_recommended)
     if gpus is not None and not _is_clearly_recommended(request, known[gpus] or choice, others):
-        is_confirmed = gpus <= MOST_CONFIRMED and _is_pool_recommended(request, grow_pool(pool, gpus), others)
-        gpus = gpus if is_confirmed else smallest_size(_is_clearly_recommended)
-    return None if gpus is None else describe_growth(pool, gpus, "wins")
+        is_confirmed = gpus <= MOST_CONFIRMED and _is_pool_recommended(request, with_pool_gpus(pool, gpus), others)
+        gpus = gpus if is_confirmed else find_smallest_size(_is_clearly_recommended)
+    return None if gpus is None else describe_pool_growth(pool, gpus, "wins")
 
 
 def _find_winning_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
@@ -166,22 +166,22 @@ def _find_winning_links(request: Request, best: Choice, choice: Choice, others: 
     workload = choice.candidates.variants[choice.candidates.variant[choice.row]]
     plan = choice.candidates.plans.take(np.array([choice.row]))
 
-    def with_faster_links(speeds: Floats) -> list[Choice]:
-        steps = _seconds_on_faster_links(workload, plan, pool, speeds)[0]
+    def choose_with_faster_links(speeds: Floats) -> list[Choice]:
+        steps = _step_seconds_on_faster_links(workload, plan, pool, speeds)[0]
         return [choice.scale_amounts(ratio, ratio) for ratio in (steps / steps[0]).tolist()]
 
-    if not _is_recommended(request, with_faster_links(SPEEDS[[0, -1]])[-1], others):
+    if not _is_recommended(request, choose_with_faster_links(SPEEDS[[0, -1]])[-1], others):
         return None
-    fast = with_faster_links(SPEEDS)
+    fast = choose_with_faster_links(SPEEDS)
 
-    def lowest_speed(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
+    def find_lowest_speed(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
         return _find_lowest_speed(lambda place: test(request, fast[place], others))
 
-    speed = lowest_speed(_is_recommended)
+    speed = find_lowest_speed(_is_recommended)
     if speed is not None and not (
-        pool.max_gpus <= MOST_CONFIRMED and _is_pool_recommended(request, speed_up_links(pool, speed), others)
+        pool.max_gpus <= MOST_CONFIRMED and _is_pool_recommended(request, scale_all_links(pool, speed), others)
     ):
-        speed = lowest_speed(_is_clearly_recommended)
+        speed = find_lowest_speed(_is_clearly_recommended)
     return None if speed is None else _describe_links(speed)
 
 
@@ -195,7 +195,7 @@ def find_winning_price(request: Request, choice: Choice, others: tuple[Choice, .
     ratio = _find_winning_factor(request, choice, others)
     if not price or ratio is None:
         return None
-    limit = _round_down(price * ratio)
+    limit = _round_down_to_three_digits(price * ratio)
     text = f"a price below {limit:g} {pool.currency} per GPU and hour"
     return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
 
@@ -229,7 +229,7 @@ def _find_winning_factor(request: Request, choice: Choice, others: tuple[Choice,
     return math.exp(low)
 
 
-def _round_down(value: float) -> float:
+def _round_down_to_three_digits(value: float) -> float:
     """Return a number rounded down to three significant figures, or 0 for a negative number."""
     if value <= 0:
         return 0.0
@@ -252,7 +252,7 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     else:
         priced = search.price(workload, table, candidates.pool)
         step_s, needed, errors = priced.step_s, priced.memory_bytes, uncertainty.forecast_errors(priced)
-    weight = table.gpus / plan.gpus if request.goal.quantity.grows_with_gpus else np.ones(len(table))
+    weight = table.gpus / plan.gpus if request.objective_record.quantity.grows_with_gpus else np.ones(len(table))
     values = step_s * weight
     ratios = values / values[0]
     more = np.array([False, *(subject == "gpus" for subject, _, _ in near)])
@@ -261,7 +261,9 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     is_behind = (ratios > 1) & (over <= 0) & ~ties & (rows >= 0)
     speeds = _find_winning_speeds(workload, table, candidates.pool, weight, np.flatnonzero(is_behind))
     for index, (subject, neighbour, row) in enumerate(near, 1):
-        priced_neighbour = _Neighbour(request, best, subject, neighbour, row, float(ratios[index]), bool(ties[index]))
+        priced_neighbour = _NeighbourPlan(
+            request, best, subject, neighbour, row, float(ratios[index]), bool(ties[index])
+        )
         yield priced_neighbour.explain(float(over[index]), float(needed[index]), speeds.get(index))
 
 
@@ -275,14 +277,14 @@ def _find_neighbours(
     """
     larger = list_pool_sizes(candidates.pool)[1:]
     near = []
-    for subject, neighbour in _neighbour_plans(plan, workload):
-        row = _find_row(candidates, neighbour, variant)
+    for subject, neighbour in _iterate_neighbour_plans(plan, workload):
+        row = _find_plan_row(candidates, neighbour, variant)
         if row >= 0 or (subject == "gpus" and neighbour.gpus in larger):
             near.append((subject, neighbour, row))
     return near
 
 
-def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+def _iterate_neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
     """Yield the plans that differ from a plan by one step in one dimension, with the name of that dimension.
 
     The number of GPUs changes only if it is the changed dimension.
@@ -292,34 +294,34 @@ def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan
         up: dict[str, Any] = {name: degree * 2, "data": plan.data // 2}
         down: dict[str, Any] = {name: degree // 2, "data": plan.data * 2}
         if plan.data % 2 == 0:
-            yield from _with_accumulation(name, replace(plan, **up), workload)
+            yield from _iterate_with_accumulation(name, replace(plan, **up), workload)
         if degree % 2 == 0:
-            yield from _with_accumulation(name, replace(plan, **down), workload)
+            yield from _iterate_with_accumulation(name, replace(plan, **down), workload)
     for name, subject in (("expert", "expert"), ("expert_tensor", "expertTensor"), ("virtual_stages", "virtualStages")):
         degree = getattr(plan, name)
         for other in (degree * 2, degree // 2 if degree % 2 == 0 else 0):
             changed: dict[str, Any] = {name: other}
             if other:
                 yield subject, replace(plan, **changed)
-    for schedule in (None, *search.searched_schedules(workload)):
+    for schedule in (None, *search.list_searched_schedules(workload)):
         if schedule != plan.schedule and plan.pipeline > 1:
             yield "pipelineSchedule", replace(plan, schedule=schedule)
     for stage in (0, 1, 2, 3) if workload.gradient_sync == "allReduce" else ():
         if stage != plan.zero_stage:
             yield "zeroStage", replace(plan, zero_stage=stage)
-    for mode in search.recomputations(workload):
+    for mode in search.list_searched_recomputations(workload):
         if mode != plan.checkpointing:
             yield "activationCheckpointing", replace(plan, checkpointing=mode)
     for size in (plan.micro_batch * 2, plan.micro_batch // 2):
         if size:
-            yield from _with_accumulation("microBatchSize", replace(plan, micro_batch=size), workload)
+            yield from _iterate_with_accumulation("microBatchSize", replace(plan, micro_batch=size), workload)
     ranks = search.divisors(workload.global_batch)
     place = ranks.index(plan.data)
     for data in (*ranks[place + 1 : place + 2], *ranks[:place][-1:]):
-        yield from _with_accumulation("gpus", replace(plan, data=data), workload)
+        yield from _iterate_with_accumulation("gpus", replace(plan, data=data), workload)
 
 
-def _with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+def _iterate_with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
     """Yield the plan with the gradient accumulation that its global batch needs.
 
     Yield nothing if the batch does not divide.
@@ -330,7 +332,7 @@ def _with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator
         yield subject, replace(plan, gradient_accumulation=repeats, sequence_parallel=plan.tensor > 1)
 
 
-def _find_row(candidates: CandidatePlans, plan: Plan, variant: int) -> int:
+def _find_plan_row(candidates: CandidatePlans, plan: Plan, variant: int) -> int:
     rows = np.flatnonzero((candidates.gpus == plan.gpus) & (candidates.variant == variant))
     one = Plans.from_plans(plan)
     for name in Plans.__dataclass_fields__:
@@ -338,7 +340,7 @@ def _find_row(candidates: CandidatePlans, plan: Plan, variant: int) -> int:
     return int(rows[0]) if len(rows) else -1
 
 
-def _seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
+def _step_seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
     """Return the step seconds of n plans at k factors on the speed of all links, (n, k)."""
     sharded = zoo.build_sharded_graph(workload, plans)
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
@@ -361,17 +363,17 @@ def _find_winning_speeds(
         The lowest sufficient factor by row. A row is absent if no factor in `SPEEDS` suffices.
     """
 
-    def ahead(rows: Ints, speeds: Floats) -> Mask:
+    def is_ahead(rows: Ints, speeds: Floats) -> Mask:
         both = np.append(0, rows)
-        values = _seconds_on_faster_links(workload, plans.take(both), pool, speeds) * weight[both, None]
+        values = _step_seconds_on_faster_links(workload, plans.take(both), pool, speeds) * weight[both, None]
         return np.asarray(values[1:] < values[0])
 
     # Few plans are ahead even on the fastest links.
     if len(behind):
-        behind = behind[ahead(behind, SPEEDS[-1:])[:, 0]]
+        behind = behind[is_ahead(behind, SPEEDS[-1:])[:, 0]]
     if not len(behind):
         return {}
-    wins = [each.tolist() for each in ahead(behind, SPEEDS)]
+    wins = [each.tolist() for each in is_ahead(behind, SPEEDS)]
     return {int(row): _find_lowest_speed(each.__getitem__) for row, each in zip(behind, wins, strict=True)}
 
 
@@ -382,7 +384,7 @@ def _find_lowest_speed(wins: Callable[[int], bool]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Neighbour:
+class _NeighbourPlan:
     """A neighbour of the recommended plan, and its price."""
 
     request: Request
@@ -402,56 +404,58 @@ class _Neighbour:
             needed_bytes: bytes that the neighbour needs.
             speed: factor on the speed of all links that puts the neighbour ahead. None if no factor does.
         """
-        candidates, goal, ratio = self.best.candidates, self.request.goal, self._ratio_text()
+        candidates, goal, ratio = self.best.candidates, self.request.objective_record, self._describe_ratio()
         if over_bytes > 0:
-            change = self._describe_leaner(needed_bytes)
-            return self._to_why_not("OutOfMemory", f"needs {format_excess(over_bytes)} too much", change, over_bytes)
+            change = self._describe_smaller_plan(needed_bytes)
+            return self._build_why_not("OutOfMemory", f"needs {format_excess(over_bytes)} too much", change, over_bytes)
         if self.row < 0:
             return self._explain_small_pool()
-        if not candidates.keeps_bound(self.request)[self.row]:
-            return self._to_why_not(goal.missed or "TargetMissed", f"{ratio}, beyond the job's own limit")
+        if not candidates.is_within_bound(self.request)[self.row]:
+            return self._build_why_not(goal.missed or "TargetMissed", f"{ratio}, beyond the job's own limit")
         if not candidates.within(self.request.constraints)[self.row]:
             return self._explain_constraint()
         if goal.fewest_gpus and self.plan.gpus > self.best.gpus:
-            return self._to_why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}")
+            return self._build_why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}")
         if self.is_tie:
-            return self._to_why_not("Tie", f"{ratio}, within the forecast's error{self._why_not_chosen()}")
+            return self._build_why_not("Tie", f"{ratio}, within the forecast's error{self._explain_tie_rule()}")
         if self.ratio < 1 and not self.best.eligible[self.row]:
-            return self._to_why_not("NotNeeded", f"{ratio}, but {self._why_unusual()}")
-        return self._to_why_not(goal.quantity.worse_code, ratio, None if speed is None else _describe_links(speed))
+            return self._build_why_not("NotNeeded", f"{ratio}, but {self._explain_unusual_plan()}")
+        return self._build_why_not(goal.quantity.worse_code, ratio, None if speed is None else _describe_links(speed))
 
-    def _to_why_not(self, code: str, message: str, change: Change | None = None, value: float | None = None) -> WhyNot:
+    def _build_why_not(
+        self, code: str, message: str, change: Change | None = None, value: float | None = None
+    ) -> WhyNot:
         """Return the reason as a `WhyNot`. If `value` is None, use the ratio to the recommended plan."""
         pool, value = self.best.candidates.pool.name, self.ratio if value is None else value
         return WhyNot(self.subject, pool, self.plan, code, message, value, change)
 
-    def _ratio_text(self) -> str:
+    def _describe_ratio(self) -> str:
         """Return the ratio to the recommended plan as text, such as `1.42x the time`."""
-        return f"{self.ratio:.2f}x the {self.request.goal.quantity.measure}"
+        return f"{self.ratio:.2f}x the {self.request.objective_record.quantity.measure}"
 
-    def _why_unusual(self) -> str:
+    def _explain_unusual_plan(self) -> str:
         """Return why the neighbour, though better, is recommended only if the user asks for it."""
-        if self.plan.tensor > gpus_on_fastest_link(self.best.candidates):
+        if self.plan.tensor > count_gpus_on_fastest_link(self.best.candidates):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
         if is_split_too_far(self.best.candidates.take(np.array([self.row])))[0]:
             return "it splits a small replica in three ways; a stated plan asks for it"
-        if adds_recomputation_to_measured(self.best.candidates, self.best.eligible)[self.row]:
+        if is_measured_plan_with_recomputation(self.best.candidates, self.best.eligible)[self.row]:
             return "it only adds recomputation to a plan that you measured; a stated plan asks for it"
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
-    def _why_not_chosen(self) -> str:
+    def _explain_tie_rule(self) -> str:
         """Return why the neighbour, which ties with the recommended plan, is not recommended."""
         candidates = self.best.candidates
         if candidates.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
-        mine = tuple(int(column[0]) for column in simplicity_columns(candidates.take(np.array([self.row]))))
+        mine = tuple(int(column[0]) for column in simplicity_sort_keys(candidates.take(np.array([self.row]))))
         return ", but not within that of the fastest" if mine < self.best.preference else " and no simpler"
 
     def _explain_small_pool(self) -> WhyNot:
         pool = self.best.candidates.pool
-        change = describe_growth(pool, self.plan.gpus, "wins") if self.ratio < 1 else None
-        message = f"{self._ratio_text()} on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
-        return self._to_why_not("PoolTooSmall", message, change)
+        change = describe_pool_growth(pool, self.plan.gpus, "wins") if self.ratio < 1 else None
+        message = f"{self._describe_ratio()} on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
+        return self._build_why_not("PoolTooSmall", message, change)
 
     def _explain_constraint(self) -> WhyNot:
         limits, plan = self.request.constraints, self.plan
@@ -465,10 +469,10 @@ class _Neighbour:
             if is_broken:
                 text = f"{name} {limit} -> {needed}"
                 change = Change(f"constraints.{name}", needed, "wins", text) if self.ratio < 1 else None
-                return self._to_why_not("Constraint", f"{self._ratio_text()}, but {name} is {limit}", change)
-        return self._to_why_not("Constraint", f"{self._ratio_text()}, but outside the job's constraints")
+                return self._build_why_not("Constraint", f"{self._describe_ratio()}, but {name} is {limit}", change)
+        return self._build_why_not("Constraint", f"{self._describe_ratio()}, but outside the job's constraints")
 
-    def _describe_leaner(self, needed_bytes: float) -> Change:
+    def _describe_smaller_plan(self, needed_bytes: float) -> Change:
         """Return the change to a fitting plan with the same degrees that differs in the fewest columns of `_OPEN`.
 
         If no such plan fits, return the change to GPUs with enough memory.
@@ -508,5 +512,5 @@ _OPEN = {
 """Plan columns other than degrees that affect memory, with their names in texts."""
 
 
-def _gpus_text(gpus: int) -> str:
+def _format_gpu_count(gpus: int) -> str:
     return f"{gpus} GPUs" if gpus > 1 else "1 GPU"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange, value_at_path
-from tilecast.jobs.interface import RANDOM_PART, JobKind, Pods, quote_name, read_pod_template
+from tilecast.jobs.interface import RANDOM_PART, JobKind, Pods, make_name_pattern, read_pod_template
 from tilecast.jobs.shapes import read_count_at
 
 MAX_BASE = 58
@@ -37,10 +37,12 @@ class BatchJob(JobKind):
         """
         name = str(value_at_path(document, ("metadata", "name")) or "")
         if value_at_path(document, ("spec", "completionMode")) != "Indexed":
-            return quote_name(f"{name}-"[:MAX_BASE]) + RANDOM_PART
+            return make_name_pattern(f"{name}-"[:MAX_BASE]) + RANDOM_PART
         if len(name) + MAX_DIGITS + 2 <= MAX_BASE:
-            return f"{quote_name(name)}-[0-9]+-{RANDOM_PART}"
-        bases = (f"{quote_name(name[: MAX_BASE - count - 2])}-[0-9]{{{count}}}" for count in range(1, MAX_DIGITS + 1))
+            return f"{make_name_pattern(name)}-[0-9]+-{RANDOM_PART}"
+        bases = (
+            f"{make_name_pattern(name[: MAX_BASE - count - 2])}-[0-9]{{{count}}}" for count in range(1, MAX_DIGITS + 1)
+        )
         return f"({'|'.join(bases)})-{RANDOM_PART}"
 
     def is_active(self, status: Document) -> bool:

@@ -15,7 +15,7 @@ from tilecast.jobs.interface import (
     add_tolerations,
     merge_node_selector,
     read_pod_template,
-    remove_node_choice,
+    remove_advised_selector,
 )
 from tilecast.jobs.keys import ADVISOR
 from tilecast.jobs.quantities import count_requested_gpus, has_any_count
@@ -119,7 +119,7 @@ class TrainJob(JobKind):
 
     def remove_placement(self, document: Document, job: Job) -> list[FieldChange]:
         """Return the changes that remove the node labels of advice from the runtime patch or override that it wrote."""
-        pods = remove_node_choice(job).pods[0]
+        pods = remove_advised_selector(job).pods[0]
         if pods == job.pods[0]:
             return []
         paths = _find_choices(document, pods.name)

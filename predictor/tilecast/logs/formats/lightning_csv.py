@@ -40,13 +40,15 @@ def _iterate_rows(lines: Iterator[str], columns: list[str]) -> Iterator[MetricRo
         except (csv.Error, ValueError):
             continue
         values = {
-            name: number for name, cell in zip(columns, cells, strict=False) if (number := _number(cell)) == number
+            name: number
+            for name, cell in zip(columns, cells, strict=False)
+            if (number := _parse_number(cell)) == number
         }
         step = next((int(values[name]) for name in STEP_NUMBERS if name in values), None)
         yield MetricRow(step, None, values)
 
 
-def _number(cell: str) -> float:
+def _parse_number(cell: str) -> float:
     try:
         number = float(cell)
     except ValueError:

@@ -32,21 +32,26 @@ def read(path: Path) -> LoggedRun | None:
     if not isinstance(history, Sequence):
         return None
     entries = [item for item in history if isinstance(item, Mapping)]
-    ends = [row for row, item in enumerate(entries) if _positive(item.get("train_runtime")) and _step(item)]
+    ends = [
+        row for row, item in enumerate(entries) if _get_positive_number(item.get("train_runtime")) and _get_step(item)
+    ]
     if not ends:
         return None
     last, before = ends[-1], ends[-2] if len(ends) > 1 else -1
-    first = _step(entries[before]) if before >= 0 else 0
+    first = _get_step(entries[before]) if before >= 0 else 0
     rows = entries[before + 1 : last]
-    evaluated_s = sum(_positive(item.get("eval_runtime")) for item in rows)
-    seconds, steps = _positive(entries[last]["train_runtime"]) - evaluated_s, _step(entries[last]) - first
+    evaluated_s = sum(_get_positive_number(item.get("eval_runtime")) for item in rows)
+    seconds, steps = (
+        _get_positive_number(entries[last]["train_runtime"]) - evaluated_s,
+        _get_step(entries[last]) - first,
+    )
     return LoggedRun(seconds / steps, steps, NAME) if seconds > 0 and steps > 0 else None
 
 
-def _step(item: Mapping[str, Any]) -> int:
+def _get_step(item: Mapping[str, Any]) -> int:
     step = item.get("step")
     return step if isinstance(step, int) and 0 < step < MAX_NUMBER else 0
 
 
-def _positive(value: object) -> float:
+def _get_positive_number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and 0 < value < 1e9 else 0.0

@@ -14,10 +14,10 @@ from tilecast.hardware import Pool
 from tilecast.nodes import gpu_device_classes, gpu_driver
 from tilecast.render.dialects.parts import (
     describe_ranking,
-    dns_label,
-    list_alike,
+    list_offers_of_same_shape,
     list_products,
     name_offers,
+    to_dns_label,
     write_comments,
     write_documents,
 )
@@ -31,7 +31,7 @@ def write_claim(advice: Advice) -> str:
 
     Only pools on which the job has the same number of pods are alternatives.
     """
-    alike = list_alike(advice, _has_as_many_pods) if advice.offers else ()
+    alike = list_offers_of_same_shape(advice, _has_as_many_pods) if advice.offers else ()
     shown = [one for one in alike if one.gpus_per_node <= MAX_DEVICES][:MAX_ALTERNATIVES]
     lines = describe_ranking(advice, "dra", shown)
     if not shown:
@@ -46,7 +46,7 @@ def write_claim(advice: Advice) -> str:
     document = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
-        "metadata": {"name": f"{dns_label(advice.request.name, 58)}-gpus"},
+        "metadata": {"name": f"{to_dns_label(advice.request.name, 58)}-gpus"},
         "spec": {"spec": {"devices": {"requests": [{"name": "gpus", "firstAvailable": requests}]}}},
     }
     return write_documents(lines, [document])

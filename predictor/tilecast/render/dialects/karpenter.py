@@ -12,11 +12,11 @@ from tilecast.advice import Advice, Offer
 from tilecast.hardware.instances import list_clouds, list_node_types
 from tilecast.render.dialects.parts import (
     describe_ranking,
-    dns_label,
     find_instance_type,
     is_spot,
     name_gpu_resource,
     name_offers,
+    to_dns_label,
     write_comments,
     write_documents,
 )
@@ -51,7 +51,7 @@ def write_node_pools(advice: Advice) -> str:
         ),
         "Fill in the name of your node class: `default` is a guess. Limits are the nodes of each plan.",
     ]
-    job = dns_label(advice.request.name, 30)
+    job = to_dns_label(advice.request.name, 30)
     names = name_offers([one for one, _ in known], 62 - len(job))
     documents = [
         _write_node_pool(f"{job}-{name}", rank, one, types, clouds[types[0]])

@@ -10,9 +10,9 @@ from typing import Any
 from tilecast.advice import Advice, Offer
 from tilecast.render.dialects.parts import (
     describe_ranking,
-    dns_label,
     name_gpu_resource,
     name_offers,
+    to_dns_label,
     write_comments,
     write_documents,
 )
@@ -47,7 +47,7 @@ def write_queue(advice: Advice) -> str:
     queue = {
         "apiVersion": _VERSION,
         "kind": "ClusterQueue",
-        "metadata": {"name": dns_label(advice.request.name)},
+        "metadata": {"name": to_dns_label(advice.request.name)},
         "spec": {
             "namespaceSelector": {},
             # The next flavor is tried before anything is borrowed or preempted for this one.

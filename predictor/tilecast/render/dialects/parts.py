@@ -82,7 +82,7 @@ def find_instance_type(pool: Pool) -> str:
     return "" if "assumed" in pool.layers.values() else pool.node_type
 
 
-def dns_label(text: str, length: int = 63) -> str:
+def to_dns_label(text: str, length: int = 63) -> str:
     """Return a text as a DNS label (RFC 1123): lower-case letters, digits and dashes, at most `length` characters."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:length].strip("-") or "x"
 
@@ -91,10 +91,10 @@ def name_offers(offers: Sequence[Offer], length: int = 63) -> list[str]:
     """Return a distinct DNS label for each offer, derived from its pool's name."""
     names = list[str]()
     for offer in offers:
-        name, count = dns_label(offer.pool.name, length), 2
+        name, count = to_dns_label(offer.pool.name, length), 2
         while name in names:
             end = f"-{count}"
-            name, count = dns_label(offer.pool.name, length - len(end)) + end, count + 1
+            name, count = to_dns_label(offer.pool.name, length - len(end)) + end, count + 1
         names.append(name)
     return names
 
@@ -117,7 +117,7 @@ def find_safer(advice: Advice, offer: Offer) -> Offer | None:
     return safer if safer is not None and offer.is_tight and safer.pool.name == offer.pool.name else None
 
 
-def list_alike(advice: Advice, is_alike: Callable[[Offer, Offer], bool]) -> tuple[Offer, ...]:
+def list_offers_of_same_shape(advice: Advice, is_alike: Callable[[Offer, Offer], bool]) -> tuple[Offer, ...]:
     """Return an offer for each pool that can run the job in the shape of the best offer, best first.
 
     A scheduler that replaces only the GPUs keeps the number of pods or nodes. So if a pool's best plan has another

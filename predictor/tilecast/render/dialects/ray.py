@@ -12,14 +12,14 @@ from tilecast.render.dialects.parts import (
     describe_ranking,
     find_gpu_names,
     is_spot,
-    list_alike,
+    list_offers_of_same_shape,
     write_comments,
 )
 
 
 def write_options(advice: Advice) -> str:
     """Return Python text that sets OPTIONS, for `.options(**OPTIONS)` of the task or actor that each node runs."""
-    alike = list_alike(advice, _has_same_shape) if advice.offers else ()
+    alike = list_offers_of_same_shape(advice, _has_same_shape) if advice.offers else ()
     shown = {json.dumps(_write_selector(one)): one for one in reversed(alike)}
     offers = [one for one in alike if one in shown.values()]
     lines = describe_ranking(advice, "ray", offers)

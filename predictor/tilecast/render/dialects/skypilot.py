@@ -11,12 +11,12 @@ from tilecast.advice import Advice, Offer
 from tilecast.hardware.instances import list_clouds
 from tilecast.render.dialects.parts import (
     describe_ranking,
-    dns_label,
     find_gpu_names,
     find_instance_type,
     is_in_cluster,
     is_spot,
-    list_alike,
+    list_offers_of_same_shape,
+    to_dns_label,
     write_comments,
     write_documents,
 )
@@ -27,7 +27,7 @@ _CLOUDS = {"aws": "aws", "azure": "azure", "gcp": "gcp", "lambda": "lambda", "ne
 
 def write_task(advice: Advice) -> str:
     """Return a task with the resources of each pool on which the job uses the same number of nodes."""
-    alike = list_alike(advice, _has_as_many_nodes) if advice.offers else ()
+    alike = list_offers_of_same_shape(advice, _has_as_many_nodes) if advice.offers else ()
     # SkyPilot has no name for a slice of a GPU.
     shown = [one for one in alike if not one.pool.gpu.mig]
     lines = describe_ranking(advice, "skypilot", shown)
@@ -36,7 +36,7 @@ def write_task(advice: Advice) -> str:
     resources = [_write_resources(one) for one in shown]
     lines.append("Add setup and run. In run, nvidia-smi says which of the GPUs it got, and so which plan to take.")
     document = {
-        "name": dns_label(advice.request.name),
+        "name": to_dns_label(advice.request.name),
         "num_nodes": shown[0].nodes,
         "resources": {"ordered": resources} if len(resources) > 1 else resources[0],
     }

@@ -10,9 +10,9 @@ import shlex
 from tilecast.advice import Advice, Offer
 from tilecast.render.dialects.parts import (
     describe_ranking,
-    dns_label,
     find_gpu_names,
     find_safer,
+    to_dns_label,
     write_comments,
 )
 
@@ -31,7 +31,7 @@ def write_submissions(advice: Advice) -> str:
         "$1 and $2, and begins with this line, so that one of the jobs runs:",
         '  scancel --me --state=PENDING --name="$SLURM_JOB_NAME"',
     ]
-    name = dns_label(advice.request.name)
+    name = to_dns_label(advice.request.name)
     submissions = [_write_submission(name, rank, one) for rank, one in enumerate(advice.offers)]
     if (safer := find_safer(advice, advice.best)) is not None:
         lines.append("With memory to spare, instead of the first line:")

@@ -17,7 +17,7 @@ from tilecast.launch_options.options_table import UNKNOWN, OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting, OwnCommand, is_script_name
 from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
-from tilecast.search import abilities, find_engine
+from tilecast.search import find_engine, find_framework_features
 from tilecast.spec import (
     PRECISIONS,
     Attention,
@@ -399,7 +399,7 @@ def _check_types_and_loss(launcher: str, workload: Workload, entry: Launcher) ->
 
 def find_unsupported_feature(framework: Framework, workload: Workload, plan: Plan) -> str:
     """Return a sentence on the first feature of a plan that a framework lacks, or an empty string if it lacks none."""
-    supported = abilities(framework)
+    supported = find_framework_features(framework)
     if workload.precision not in supported.precisions:
         return f"it has no {workload.precision}"
     if workload.offload not in supported.offload:
@@ -410,7 +410,7 @@ def find_unsupported_feature(framework: Framework, workload: Workload, plan: Pla
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
     if workload.shard_degree is not None and not supported.hybrid_shards:
         return "it shards over all replicas"
-    if not frameworks.shares_frozen_weights(workload) and plan.zero_stage >= 2:
+    if not frameworks.can_shard_frozen_weights(workload) and plan.zero_stage >= 2:
         return "bitsandbytes has no INT8 weights that ranks share"
     if workload.offloaded_activations and not bool(supported.offloads(Plans.from_plans(plan))[0]):
         if supported.offload_activations == "none":
@@ -444,7 +444,9 @@ def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
     if setting.workload.framework is not None:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks
-    runs = (name for name in frameworks if bool(abilities(name).executes(Plans.from_plans(setting.plan))[0]))
+    runs = (
+        name for name in frameworks if bool(find_framework_features(name).executes(Plans.from_plans(setting.plan))[0])
+    )
     return replace(setting, workload=with_framework(setting.workload, next(runs, frameworks[-1])))
 
 

@@ -24,7 +24,7 @@ _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
 """DeepSpeed's type and parameters of each optimizer. It has fused Adam and Lamb. SGD comes from `torch.optim`."""
 
 
-def _kind(setting: LaunchSetting) -> str | None:
+def _find_optimizer_type(setting: LaunchSetting) -> str | None:
     """Return DeepSpeed's type of the optimizer, or None if it has none."""
     return _OPTIMIZERS[setting.workload.optimizer][0] if setting.workload.optimizer in _OPTIMIZERS else None
 
@@ -58,7 +58,7 @@ def _bucket_elements(setting: LaunchSetting) -> int | None:
 
 def _is_untested(setting: LaunchSetting) -> bool:
     """Return whether DeepSpeed needs `zero_allow_untested_optimizer` to accept the optimizer."""
-    kind = _kind(setting)
+    kind = _find_optimizer_type(setting)
     return kind is not None and not kind.startswith("Adam")
 
 
@@ -79,7 +79,7 @@ _VALUES: Values = {
     "bf16": lambda s: "bf16" if s.workload.precision == "bf16" else None,
     "fp16": lambda s: "fp16" if s.workload.precision == "fp16" else None,
     "training.gradientPrecision": _gradient_type,
-    "training.optimizer": lambda s: "momentum" if _kind(s) == "SGD" else s.workload.optimizer,
+    "training.optimizer": lambda s: "momentum" if _find_optimizer_type(s) == "SGD" else s.workload.optimizer,
     "parameters": _optimizer_parameters,
     "allows_any": lambda s: True if _is_untested(s) else None,
     "forces_own": lambda s: False if _is_untested(s) else None,

@@ -190,7 +190,7 @@ def _distributed_type(setting: LaunchSetting) -> str:
     return "FSDP" if is_sharded(setting) else "MULTI_GPU" if setting.plan.gpus > 1 else "NO"
 
 
-def _where_sharded(value: Callable[[LaunchSetting], object]) -> Callable[[LaunchSetting], object]:
+def _value_if_sharded(value: Callable[[LaunchSetting], object]) -> Callable[[LaunchSetting], object]:
     """Return a function that gives `value` to jobs under `fully_shard` and None to others."""
     return lambda setting: value(setting) if is_sharded(setting) else None
 
@@ -205,8 +205,8 @@ _ACCELERATE: Values = {
     "fp8": lambda s: "AO" if s.workload.precision == "fp8" else None,
     "rendezvous": lambda s: "c10d" if s.nodes > 1 else None,
     "training.execution": lambda s: s.workload.execution,
-    **{name: _where_sharded(value) for name, value in _FSDP.items()},
-    "state_dict": _where_sharded(lambda s: "SHARDED_STATE_DICT"),
+    **{name: _value_if_sharded(value) for name, value in _FSDP.items()},
+    "state_dict": _value_if_sharded(lambda s: "SHARDED_STATE_DICT"),
 }
 """Functions that return the values to write, by name in `launch_options/tables/accelerate.toml`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilecast import zoo
-from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, holds_fp8_weights_only
+from tilecast.frameworks import expert_dispatch, expert_overlap, gradient_bytes, has_only_fp8_weights
 from tilecast.launch_options.options_table import OptionTable
 from tilecast.layout import count_virtual_stage_end_layers, parse_layout, split_layers
 from tilecast.overlap import hides_gradients
@@ -59,7 +59,7 @@ def _moe_layer_frequency(setting: LaunchSetting) -> object:
     return every if every > 1 else None
 
 
-def _counted_ends(setting: LaunchSetting) -> int:
+def _count_end_layers(setting: LaunchSetting) -> int:
     """Return 2 if embedding and loss count as pipeline layers, 1 if only the loss does, or 0."""
     plan = setting.plan
     if setting.workload.pipeline_layout is not None:
@@ -79,7 +79,7 @@ def _last_stage_layers(setting: LaunchSetting) -> object:
     Return None if layers divide evenly, if embedding or loss counts as a layer, or if the job states a layout.
     """
     stages, layers = setting.plan.pipeline, setting.model.layers
-    if layers % stages == 0 or _counted_ends(setting) or setting.workload.pipeline_layout is not None:
+    if layers % stages == 0 or _count_end_layers(setting) or setting.workload.pipeline_layout is not None:
         return None
     return split_layers(layers, stages, counts_ends=True)[-1]
 
@@ -144,7 +144,7 @@ def _recomputed_layers(setting: LaunchSetting) -> int:
     return 1 if layers is None else min(layers // setting.plan.virtual_stages, _layers_per_virtual_stage(setting))
 
 
-def _reduced_type(setting: LaunchSetting) -> str | None:
+def _gradient_reduction_type(setting: LaunchSetting) -> str | None:
     """Return bf16 if gradients are reduced in BF16 rather than FP32, otherwise None."""
     workload = setting.workload
     if not workload.is_mixed or workload.precision == "fp16":
@@ -220,10 +220,10 @@ _VALUES: Values = {
     "kept_first": lambda s: 0 if s.workload.precision == "nvfp4" else None,
     "kept_last":
         lambda s: round(s.framework.nvfp4_layers_in_bf16) if s.workload.precision == "nvfp4" else None,
-    "gathers_fp8": lambda s: holds_fp8_weights_only(s.workload),
+    "gathers_fp8": lambda s: has_only_fp8_weights(s.workload),
     "has_fp32_gradients": lambda s: s.workload.is_mixed and s.framework.has_fp32_gradients(s.workload),
-    "training.gradientPrecision": _reduced_type,
-    "accumulates_apart": lambda s: not s.framework.fused_accumulation,
+    "training.gradientPrecision": _gradient_reduction_type,
+    "accumulates_apart": lambda s: not s.framework.has_fused_accumulation,
     "training.optimizer": lambda s: "momentum" if s.workload.optimizer in ("sgd", "momentum") else "adamw",
     "momentum": lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer),
     "clip": lambda s: 1.0 if s.framework.clips_gradients else 0.0,
@@ -239,8 +239,8 @@ _VALUES: Values = {
         lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 and not s.workload.pipeline_layout else None,
     "training.pipelineLayout": lambda s: s.workload.pipeline_layout if s.plan.pipeline > 1 else None,
     "model.prediction_layers": lambda s: _count_prediction_layers(s) or None,
-    "counts_embedding": lambda s: _counted_ends(s) == 2,
-    "counts_loss": lambda s: _counted_ends(s) > 0,
+    "counts_embedding": lambda s: _count_end_layers(s) == 2,
+    "counts_loss": lambda s: _count_end_layers(s) > 0,
     "last_layers": _last_stage_layers,
     "plan.context": lambda s: s.plan.context if s.plan.context > 1 else None,
     "plan.expert": lambda s: s.plan.expert if s.plan.expert > 1 else None,

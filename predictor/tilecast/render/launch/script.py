@@ -165,7 +165,7 @@ def attention_context_managers(setting: LaunchSetting) -> list[str]:
 
 def indent_under_contexts(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
     """Return the indented lines of a loop's body, inside a `with` statement if there are context managers."""
-    return _indent([f"with {', '.join(managers)}:", *_indent(lines)] if managers else lines)
+    return _indent_lines([f"with {', '.join(managers)}:", *_indent_lines(lines)] if managers else lines)
 
 
 def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred_context: str = "") -> list[str]:
@@ -185,7 +185,7 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred
     body = [f"with {', '.join(forward)}:", f"    {loss}"] if forward else [loss]
     body.append("scaler.scale(loss).backward()" if scaled else "loss.backward()")
     if count > 1 and deferred_context:
-        body = [f"with contextlib.nullcontext() if i % {count} == 0 else {deferred_context}:", *_indent(body)]
+        body = [f"with contextlib.nullcontext() if i % {count} == 0 else {deferred_context}:", *_indent_lines(body)]
     update = ["scaler.unscale_(optimizer)"] if scaled and setting.framework.clips_gradients else []
     if setting.framework.clips_gradients:
         update.append("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
@@ -193,9 +193,9 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred
     update.append("optimizer.zero_grad()")
     head = ["scaler = torch.amp.GradScaler()"] if scaled else []
     if count == 1:
-        return [*head, "for batch in loader:", *_indent([*body, *update])]
+        return [*head, "for batch in loader:", *_indent_lines([*body, *update])]
     counted = f"for i, batch in enumerate(loader, start=1):  # {count} micro-batches a step"
-    return [*head, counted, *_indent(body), f"    if i % {count} == 0:", *_indent(_indent(update))]
+    return [*head, counted, *_indent_lines(body), f"    if i % {count} == 0:", *_indent_lines(_indent_lines(update))]
 
 
 def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
@@ -209,5 +209,5 @@ def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
     return [f"for layer in {chosen}:", f"    {wrap.format(module=module)}"] if module else []
 
 
-def _indent(lines: Sequence[str]) -> list[str]:
+def _indent_lines(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]

@@ -124,7 +124,7 @@ class LaunchScript:
     def text(self, head: Sequence[str]) -> str:
         """Return environment, command, files and script lines as text. `head` and the notes come first, as comments."""
         lines = [_write_comment(line) for line in (*head, *self.notes)]
-        lines += [*self._exports(), *_wrap_command(self.command)]
+        lines += [*self._list_exports(), *_wrap_command(self.command)]
         for name, content in self.files.items():
             lines += ["", f"# {name}", content.rstrip("\n")]
         if self.script:
@@ -160,7 +160,7 @@ class LaunchScript:
 
     def format_bash_script(self) -> str:
         """Return a bash script that writes the configuration files and then executes the command."""
-        lines = self._exports()
+        lines = self._list_exports()
         for name, content in self.files.items():
             lines += [f"cat > {name} <<'END'", content.rstrip("\n"), "END"]
         command = _wrap_command(self.command)
@@ -177,7 +177,7 @@ class LaunchScript:
         }
         return {key: value for key, value in document.items() if value}
 
-    def _exports(self) -> list[str]:
+    def _list_exports(self) -> list[str]:
         return [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
 
 

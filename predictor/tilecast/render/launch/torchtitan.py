@@ -46,7 +46,7 @@ def _pipeline_schedule(setting: LaunchSetting) -> str:
     return stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")
 
 
-def _counted_ends(setting: LaunchSetting) -> int:
+def _count_end_layers(setting: LaunchSetting) -> int:
     """Return 2 if embedding and loss count as pipeline layers, 1 if only the loss does, or 0."""
     plan = setting.plan
     return count_virtual_stage_end_layers(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
@@ -60,7 +60,7 @@ def _layers_per_virtual_stage(setting: LaunchSetting) -> object:
     plan = setting.plan
     if plan.virtual_stages == 1:
         return None
-    return (setting.model.layers + _counted_ends(setting)) // (plan.pipeline * plan.virtual_stages)
+    return (setting.model.layers + _count_end_layers(setting)) // (plan.pipeline * plan.virtual_stages)
 
 
 _CONVERTERS: Mapping[str, str] = {"fp8": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
@@ -88,8 +88,8 @@ _VALUES: Values = {
     "plan.pipeline": lambda s: s.plan.pipeline,
     "schedule": lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None,
     "stage_layers": _layers_per_virtual_stage,
-    "less_first": lambda s: int(_counted_ends(s) == 2) if s.plan.pipeline > 1 else None,
-    "less_last": lambda s: int(_counted_ends(s) > 0) if s.plan.pipeline > 1 else None,
+    "less_first": lambda s: int(_count_end_layers(s) == 2) if s.plan.pipeline > 1 else None,
+    "less_last": lambda s: int(_count_end_layers(s) > 0) if s.plan.pipeline > 1 else None,
     "plan.micro_batch": lambda s: s.plan.micro_batch if s.plan.pipeline > 1 else None,
     "plan.context": lambda s: s.plan.context,
     "plan.expert": lambda s: s.plan.expert if s.plan.expert > 1 else None,

@@ -42,9 +42,9 @@ def add_pixel_attention(net: NetworkBuilder, keys: float, inner: int) -> None:
     add_dense(net, pixels, width, inner)
     add_dense_on_kept(net, pixels, width, inner)
     add_dense_on_kept(net, pixels, width, inner)
-    net.batched_matmul(pixels, keys, float(inner))
-    net.pointwise("softmax", net.batch * pixels * keys, reads=2.0, absorbed=False)
-    net.batched_matmul(pixels, float(inner), keys)
+    net.add_batched_matmul(pixels, keys, float(inner))
+    net.add_pointwise("softmax", net.batch * pixels * keys, reads=2.0, absorbed=False)
+    net.add_batched_matmul(pixels, float(inner), keys)
     scores = 2 * keys if net.numerics.keeps_softmax_input else keys
     net.keep_elements(net.batch * pixels * (scores + 3 * inner))
     net.raise_peak(2.0 * net.batch * pixels * keys)
@@ -53,7 +53,7 @@ def add_pixel_attention(net: NetworkBuilder, keys: float, inner: int) -> None:
 
 def add_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
     """Add the sum of a sublayer's input and output."""
-    net.pointwise("residual", net.batch * tokens * width, reads=2.0, backward=(2.0, 1.0))
+    net.add_pointwise("residual", net.batch * tokens * width, reads=2.0, backward=(2.0, 1.0))
 
 
 def add_multi_head_attention(
@@ -100,8 +100,8 @@ def add_feed_forward(net: NetworkBuilder, tokens: float, width: int, inner: int,
     elements = net.batch * tokens * inner
     if gated:
         net.keep_elements(2 * elements)
-        net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))
+        net.add_pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))
     else:
-        net.pointwise("relu", elements)
+        net.add_pointwise("relu", elements)
     add_dense(net, tokens, inner, width)
     add_residual(net, tokens, width)

@@ -155,7 +155,7 @@ class NetworkBuilder:
         )
         return (1 if self.flat else max(depth, 1), max(height, 1), max(width, 1))
 
-    def _window(self, kernel: int | tuple[int, ...]) -> Size:
+    def _get_window_size(self, kernel: int | tuple[int, ...]) -> Size:
         sides = (kernel, kernel) if isinstance(kernel, int) else kernel
         depth, height, width = sides if len(sides) == 3 else (sides[0], *sides)
         return (1 if self.flat else depth), height, width
@@ -165,7 +165,7 @@ class NetworkBuilder:
         """The numerics of element-wise operators over the current tensor."""
         return self.numerics.in_fp32 if self.is_wide else self.numerics
 
-    def pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
+    def add_pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
         """Add an element-wise operator over `elements`, (S,), by default over the current tensor.
 
         The `options` are arguments of `layers.pointwise`.
@@ -173,12 +173,12 @@ class NetworkBuilder:
         elements = self.elements if elements is None else elements
         self.ops += layers.pointwise(name, self._vector_numerics, elements, **options)
 
-    def training_pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
+    def add_training_pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
         """Add an element-wise operator that runs in training only, such as dropout or a loss."""
         if self.numerics.training:
-            self.pointwise(name, elements, **options)
+            self.add_pointwise(name, elements, **options)
 
-    def conv(
+    def add_conv(
         self,
         out: int,
         kernel: int | tuple[int, ...] = 3,
@@ -197,7 +197,7 @@ class NetworkBuilder:
         are one side, (height, width) or (depth, height, width). If `padding` is None, each side becomes ceil(size /
         stride).
         """
-        window = self._window(kernel)
+        window = self._get_window_size(kernel)
         if dilated:
             window = window[0], 1, window[1] * window[2]
         size = self.output_size(window, stride, padding)
@@ -213,7 +213,7 @@ class NetworkBuilder:
         if self.is_wide:
             # From FP32 to 16 bits, and back.
             self.is_wide = False
-            self.pointwise(
+            self.add_pointwise(
                 "cast",
                 self.batch * dims["c_in"] * prod(dims[f"in_{axis}"] for axis in "dhw"),
                 reads=2.0,
@@ -235,14 +235,14 @@ class NetworkBuilder:
             name = f"{name}.bias-gradient"
             self.ops += layers.elementwise(name, self.numerics, self.elements, 1, 0, phase="backward")
 
-    def channel_norm(self) -> None:
+    def add_channel_norm(self) -> None:
         """Add a batch or instance norm. If `fixed_norms`, add a fixed scale and offset per channel.
 
         The gradients of a fixed norm do not need its input.
         """
         self.parameters += 2 * self.channels
         if self.fixed_norms:
-            self.multiply_by_constant()
+            self.add_constant_product()
             offset = layers.elementwise("offset", self.numerics, self.elements, 1.0, 1.0)
             self.ops += layers.drop_when_fused("elementwise", offset)
             return
@@ -250,20 +250,20 @@ class NetworkBuilder:
         if not self.flat and self.numerics.promotes and "channelnorm" in self.numerics.composed:
             # A mean is in FP32, and so is what follows it up to the next convolution (TensorFlow,
             # core/grappler/optimizers/auto_mixed_precision.cc: the deny set is propagated forward).
-            self.pointwise("cast", writes=2.0, backward=(2.0, 1.0))
+            self.add_pointwise("cast", writes=2.0, backward=(2.0, 1.0))
             self.is_wide = True
         self.ops += layers.channel_norm("norm", self.numerics, self.elements, flat=self.flat)
         if self.split_norms:
             self.keep_elements(self.elements)
-            self.pointwise("scale", absorbed=False, backward=(3.0, 1.0))
+            self.add_pointwise("scale", absorbed=False, backward=(3.0, 1.0))
         self.follows_norm = True
 
-    def multiply_by_constant(self) -> None:
+    def add_constant_product(self) -> None:
         """Add a product of the current tensor with a constant or with one constant per channel."""
         product = layers.pointwise("scale", self.numerics, self.elements, backward=(1.0, 1.0))
         self.ops += layers.drop_when_fused("elementwise", product)
 
-    def activate(self, activation: str = "relu") -> None:
+    def add_activation(self, activation: str = "relu") -> None:
         """Add an activation in place, or no operator if `activation` is "none".
 
         The gradient of ReLU needs only its output, which the next layer keeps. Activations in `_SMOOTH` also keep their
@@ -287,19 +287,19 @@ class NetworkBuilder:
             ops = layers.replace_when_fused("batchnorm", ops, [replace(op, launches=0.0) for op in along])
         self.ops += ops
 
-    def concatenate(self, channels: int) -> None:
+    def add_concatenation(self, channels: int) -> None:
         """Add the concatenation of branches of equal size to a tensor of `channels` channels."""
         self.channels = channels
-        self.pointwise("concatenate", backward=(1.0, 1.0))
+        self.add_pointwise("concatenate", backward=(1.0, 1.0))
 
-    def sum_branch_gradients(self, branches: int) -> None:
+    def add_branch_gradient_sums(self, branches: int) -> None:
         """Add the sum of the gradients from `branches` branches that read the current tensor."""
         if self.numerics.training:
             self.ops += layers.elementwise(
                 "fork.gradient", self.numerics, self.elements, 2, 1, phase="backward", count=branches - 1.0
             )
 
-    def pool(
+    def add_pool(
         self,
         kernel: int | tuple[int, ...],
         stride: int | tuple[int, ...],
@@ -313,23 +313,23 @@ class NetworkBuilder:
         """
         before = self.elements
         self.keep_input()
-        window = self._window(kernel)
+        window = self._get_window_size(kernel)
         self.size = self.output_size(window, stride, padding)
         ratio = float(np.mean(self.elements / before)) if len(before) else 1.0
         if not average:
             self.keep_elements(self.elements * 8.0 / self.numerics.element)
         self.ops += layers.pool("pool", self.numerics, before, ratio)
 
-    def global_mean(self) -> None:
+    def add_global_mean(self) -> None:
         """Add the mean over all pixels of each channel."""
-        self.pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
+        self.add_pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
         self.size = (1, 1, 1)
 
-    def resize(self, share: float) -> None:
+    def add_resize(self, share: float) -> None:
         """Add an interpolation to the current size, from an input with the fraction `share` of the current pixels."""
-        self.pointwise("resize", reads=share, backward=(1.0, share))
+        self.add_pointwise("resize", reads=share, backward=(1.0, share))
 
-    def dense(self, out: int, *, bias: bool = True) -> None:
+    def add_dense(self, out: int, *, bias: bool = True) -> None:
         """Add a dense layer from all channels and pixels of a sample to `out` values."""
         inputs = self.channels * prod(self.size)
         self.keep_elements(self.elements)
@@ -338,17 +338,17 @@ class NetworkBuilder:
         self.parameters += inputs * out + (out if bias else 0)
         self.channels, self.size = out, (1, 1, 1)
 
-    def batched_matmul(self, rows: float, cols: float, depth: float) -> None:
+    def add_batched_matmul(self, rows: float, cols: float, depth: float) -> None:
         """Add one matrix product per sample, [rows, depth] times [depth, cols], and its two gradients."""
         shapes = (("", rows, cols, depth), ("", rows, depth, cols), ("", depth, cols, rows))
-        self.ops += layers.products("product", self.numerics, self.batch, *shapes, selective=False)
+        self.ops += layers.matrix_products("product", self.numerics, self.batch, *shapes, selective=False)
 
-    def dropout(self) -> None:
+    def add_dropout(self) -> None:
         """Add dropout that keeps a mask of one byte per element. It runs in training only."""
         self.keep_elements(self.elements / self.numerics.element)
-        self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
+        self.add_training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
 
-    def run_on_host(self, name: str, forward: Floats, backward: Floats | float = 0.0) -> None:
+    def add_host_operator(self, name: str, forward: Floats, backward: Floats | float = 0.0) -> None:
         """Add small kernels of training that wait for the host, which reads results between them, such as box matches.
 
         `forward` and `backward` are the numbers of kernels in each pass of each shard, (S,).
@@ -362,24 +362,24 @@ class NetworkBuilder:
                     label, self.numerics, self.batch, 1.0, 1.0, phase=phase, launches=launches, host_paced=True
                 )
 
-    def cross_entropy(self, classes: int | None = None) -> None:
+    def add_cross_entropy(self, classes: int | None = None) -> None:
         """Add softmax cross-entropy at every pixel, in training only. `classes` defaults to the number of channels."""
         if self.numerics.training:
             cols = float(classes or self.channels)
             self.ops += layers.cross_entropy("loss", self.numerics, self.elements / cols, np.full(1, cols))
 
-    def up_conv(self, out: int) -> None:
+    def add_up_conv(self, out: int) -> None:
         """Add a transposed convolution with kernel and stride 2, which doubles each side.
 
         It is priced as a 1 x 1 convolution to 4 times `out` channels (8 times for volumes), whose outputs are
         rearranged as pixels.
         """
         depth, height, width = self.size
-        self.conv(out * (4 if self.flat else 8), 1)
+        self.add_conv(out * (4 if self.flat else 8), 1)
         self.channels, self.size = out, (depth if self.flat else 2 * depth, 2 * height, 2 * width)
         self.add_bias("up-conv")
 
-    def conv_norm_act(
+    def add_conv_norm_act(
         self,
         out: int,
         kernel: int | tuple[int, ...] = 3,
@@ -391,39 +391,39 @@ class NetworkBuilder:
         activation: str = "relu",
     ) -> None:
         """Add a convolution, a norm and an activation. An activation "none" is left out."""
-        self.conv(out, kernel, stride, groups=groups, padding=padding, dilated=dilated)
-        self.channel_norm()
-        self.activate(activation)
+        self.add_conv(out, kernel, stride, groups=groups, padding=padding, dilated=dilated)
+        self.add_channel_norm()
+        self.add_activation(activation)
 
-    def upsample(self) -> None:
+    def add_upsample(self) -> None:
         """Add nearest-neighbour interpolation to twice the height and width."""
         depth, height, width = self.size
         self.size = (depth, 2 * height, 2 * width)
-        self.resize(0.25)
+        self.add_resize(0.25)
 
-    def separable_conv(self, out: int) -> None:
+    def add_separable_conv(self, out: int) -> None:
         """Add a 3 x 3 depthwise convolution and a 1 x 1 convolution with a bias."""
-        self.conv(self.channels, 3, groups=self.channels)
-        self.conv(out, 1, bias=True)
+        self.add_conv(self.channels, 3, groups=self.channels)
+        self.add_conv(out, 1, bias=True)
 
-    def squeeze_excite(self, hidden: int, activation: str = "relu") -> None:
+    def add_squeeze_excite(self, hidden: int, activation: str = "relu") -> None:
         """Add squeeze-and-excitation: a global mean, two small dense layers with biases, and a scale per channel."""
-        self.pointwise("squeeze", writes=0.0, absorbed=False)
+        self.add_pointwise("squeeze", writes=0.0, absorbed=False)
         self.ops += layers.linear("squeeze.down", self.numerics, self.batch, self.channels, hidden)
-        self.pointwise(activation, self.batch * hidden)
+        self.add_pointwise(activation, self.batch * hidden)
         self.ops += layers.linear("squeeze.up", self.numerics, self.batch, hidden, self.channels)
-        self.pointwise("sigmoid", self.batch * self.channels)
-        self.pointwise("excite", absorbed=False, backward=(3.0, 1.0))
+        self.add_pointwise("sigmoid", self.batch * self.channels)
+        self.add_pointwise("excite", absorbed=False, backward=(3.0, 1.0))
         self.parameters += 2 * self.channels * hidden + hidden + self.channels
         self.keep_elements(self.elements)
 
-    def classifier_head(self, classes: int, *, dropout: bool = False) -> None:
+    def add_classifier_head(self, classes: int, *, dropout: bool = False) -> None:
         """Add a classifier: a global mean, optional dropout, a dense layer and the loss."""
-        self.global_mean()
+        self.add_global_mean()
         if dropout:
-            self.dropout()
-        self.dense(classes)
-        self.cross_entropy()
+            self.add_dropout()
+        self.add_dense(classes)
+        self.add_cross_entropy()
 
 
 @dataclass(frozen=True, slots=True)

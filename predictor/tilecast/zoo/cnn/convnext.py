@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model import numbered
+from tilecast.model import numbered_field
 from tilecast.zoo import layers
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Classifier
@@ -18,9 +18,9 @@ from tilecast.zoo.cnn.images import Classifier
 class ConvNext(Classifier):
     """Dimensions of ConvNeXt."""
 
-    stages: tuple[int, int, int, int] = numbered("stage")
+    stages: tuple[int, int, int, int] = numbered_field("stage")
     """Blocks of each stage."""
-    widths: tuple[int, int, int, int] = numbered("width")
+    widths: tuple[int, int, int, int] = numbered_field("width")
     """Channels of each stage."""
     patch: int = 4
     """Side of a patch that the stem cuts, in pixels."""
@@ -30,34 +30,34 @@ class ConvNext(Classifier):
 
 def build_convnext(net: NetworkBuilder, dims: ConvNext) -> None:
     """Build ConvNeXt: a stem that cuts the image into patches, four stages, and a classifier."""
-    net.conv(dims.widths[0], dims.patch, dims.patch, bias=True)
+    net.add_conv(dims.widths[0], dims.patch, dims.patch, bias=True)
     _add_layer_norm(net)
     for number, (depth, width) in enumerate(zip(dims.stages, dims.widths, strict=True)):
         if number:
             _add_layer_norm(net)
-            net.conv(width, 2, 2, bias=True)
+            net.add_conv(width, 2, 2, bias=True)
         for _ in range(depth):
             _add_block(net, dims.response_norm)
-    net.global_mean()
+    net.add_global_mean()
     _add_layer_norm(net)
-    net.dense(dims.classes)
-    net.cross_entropy()
+    net.add_dense(dims.classes)
+    net.add_cross_entropy()
 
 
 def _add_block(net: NetworkBuilder, has_response_norm: bool) -> None:
     """Add a ConvNeXt block: a 7x7 depthwise convolution, a layer norm, two 1x1 convolutions and the residual sum."""
     width = net.channels
-    net.conv(width, 7, groups=width, bias=True)
+    net.add_conv(width, 7, groups=width, bias=True)
     _add_layer_norm(net)
-    net.conv(4 * width, 1, bias=True)
-    net.activate("gelu")
+    net.add_conv(4 * width, 1, bias=True)
+    net.add_activation("gelu")
     if has_response_norm:
         net.keep_elements(net.elements)
-        net.pointwise("response-norm", reads=2.0, kernels=3)
+        net.add_pointwise("response-norm", reads=2.0, kernels=3)
         net.parameters += 2 * net.channels
-    net.conv(width, 1, bias=True)
+    net.add_conv(width, 1, bias=True)
     if not has_response_norm:
-        net.multiply_by_constant()
+        net.add_constant_product()
         net.parameters += width
     net.add_branch()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilecast.model import numbered
+from tilecast.model import numbered_field
 from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.images import Images
 
@@ -42,7 +42,7 @@ class CspDetector(Images):
     """Blocks per stage relative to the large variant."""
     width: float = 1.0
     """Channels relative to the large variant."""
-    blocks: tuple[int, int, int, int] = numbered("blocks", default=(3, 6, 9, 3))
+    blocks: tuple[int, int, int, int] = numbered_field("blocks", default=(3, 6, 9, 3))
     """Blocks of each stage of the backbone at depth 1."""
     most_channels: int = 1024
     """Channels of the last stage at width 1."""
@@ -77,7 +77,7 @@ def build_csp_detector(net: NetworkBuilder, dims: CspDetector) -> None:
     """Build a one-stage detector: a backbone of partial stages, a feature pyramid and the heads."""
     channels = [_scale_channels(dims, width) for width in (_LARGE_STAGES if dims.large else _STAGES)]
     channels[-1] = _scale_channels(dims, dims.most_channels)
-    net.conv_norm_act(channels[0], 6 if dims.anchors > 1 else 3, 2, activation="silu")
+    net.add_conv_norm_act(channels[0], 6 if dims.anchors > 1 else 3, 2, activation="silu")
     stages = (*dims.blocks[:3], dims.blocks[2] // 3, dims.blocks[3]) if dims.large else dims.blocks
     features: list[Shape] = []
     for width, blocks in zip(channels[1:], stages, strict=True):
@@ -89,10 +89,10 @@ def build_csp_detector(net: NetworkBuilder, dims: CspDetector) -> None:
     levels = _add_pyramid(net, dims, features[1:])
     if dims.prototypes:
         net.continue_from(levels[0])
-        net.conv_norm_act(_scale_channels(dims, 256), 3, activation="silu")
-        net.upsample()
-        net.conv_norm_act(_scale_channels(dims, 256), 3, activation="silu")
-        net.conv_norm_act(32, 1, activation="silu")
+        net.add_conv_norm_act(_scale_channels(dims, 256), 3, activation="silu")
+        net.add_upsample()
+        net.add_conv_norm_act(_scale_channels(dims, 256), 3, activation="silu")
+        net.add_conv_norm_act(32, 1, activation="silu")
     for level in levels:
         net.shape = level
         _add_head(net, dims, levels[0][0])
@@ -117,17 +117,17 @@ def _add_conv(net: NetworkBuilder, dims: CspDetector, out: int, kernel: int, str
     """
     entry = net.shape
     if dims.branched and kernel == 3:
-        net.conv_norm_act(out, 3, stride, activation="none")
+        net.add_conv_norm_act(out, 3, stride, activation="none")
         leave = net.shape
         net.continue_from(entry)
-        net.conv_norm_act(out, 1, stride, activation="none")
+        net.add_conv_norm_act(out, 1, stride, activation="none")
         net.add_branch()
         if leave == entry:
-            net.channel_norm()
+            net.add_channel_norm()
             net.add_branch()
-        net.activate("silu" if dims.partial else "relu")
+        net.add_activation("silu" if dims.partial else "relu")
     else:
-        net.conv_norm_act(out, kernel, stride, activation="silu")
+        net.add_conv_norm_act(out, kernel, stride, activation="silu")
 
 
 def _add_stage(net: NetworkBuilder, dims: CspDetector, out: int, blocks: int, *, has_residuals: bool) -> None:
@@ -138,30 +138,30 @@ def _add_stage(net: NetworkBuilder, dims: CspDetector, out: int, blocks: int, *,
         return
     entry, half = net.shape, out // 2
     if dims.dense_joins:
-        net.conv_norm_act(out, 1, activation="silu")
+        net.add_conv_norm_act(out, 1, activation="silu")
     else:
-        net.conv_norm_act(half, 1, activation="silu")
+        net.add_conv_norm_act(half, 1, activation="silu")
         net.continue_from(entry)
-        net.conv_norm_act(half, 1, activation="silu")
+        net.add_conv_norm_act(half, 1, activation="silu")
     net.channels = half
     for _ in range(blocks):
         if dims.dense_joins:
-            net.conv_norm_act(half, 3, activation="silu")
+            net.add_conv_norm_act(half, 3, activation="silu")
         elif dims.branched or dims.kernel > 3:
             _add_conv(net, dims, half, 3)
         else:
-            net.conv_norm_act(half, 1, activation="silu")
+            net.add_conv_norm_act(half, 1, activation="silu")
         if dims.kernel > 3:
-            net.conv_norm_act(half, dims.kernel, groups=half, activation="silu")
-            net.conv_norm_act(half, 1, activation="silu")
+            net.add_conv_norm_act(half, dims.kernel, groups=half, activation="silu")
+            net.add_conv_norm_act(half, 1, activation="silu")
         else:
             _add_conv(net, dims, half, 3)
         if has_residuals:
             net.add_branch()
-    net.concatenate(half * (2 + blocks) if dims.dense_joins else out)
+    net.add_concatenation(half * (2 + blocks) if dims.dense_joins else out)
     if dims.kernel > 3 and has_residuals:
-        net.squeeze_excite(out)
-    net.conv_norm_act(out, 1, activation="silu")
+        net.add_squeeze_excite(out)
+    net.add_conv_norm_act(out, 1, activation="silu")
 
 
 def _add_pooled_pyramid(net: NetworkBuilder) -> None:
@@ -170,11 +170,11 @@ def _add_pooled_pyramid(net: NetworkBuilder) -> None:
     Three 5x5 poolings follow each other. Their outputs are concatenated with the input of the first pooling.
     """
     out = net.channels
-    net.conv_norm_act(out // 2, 1, activation="silu")
+    net.add_conv_norm_act(out // 2, 1, activation="silu")
     for _ in range(3):
-        net.pool(5, 1)
-    net.concatenate(2 * out)
-    net.conv_norm_act(out, 1, activation="silu")
+        net.add_pool(5, 1)
+    net.add_concatenation(2 * out)
+    net.add_conv_norm_act(out, 1, activation="silu")
 
 
 def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) -> list[Shape]:
@@ -184,19 +184,19 @@ def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) 
     for read, size in reversed(features[:-1]):
         channels = int(read * dims.neck_share)
         if not dims.dense_joins:
-            net.conv_norm_act(channels, 1, activation="silu")
+            net.add_conv_norm_act(channels, 1, activation="silu")
         carried.append(net.shape)
         width, net.size = net.channels, size
-        net.resize(0.25)
-        net.concatenate(width + read)
+        net.add_resize(0.25)
+        net.add_concatenation(width + read)
         _add_stage(net, dims, channels, blocks, has_residuals=False)
     levels = [net.shape]
     for channels, _ in features[1:]:
         before, size = carried.pop()
         net.continue_from(net.shape)
-        net.conv_norm_act(net.channels, 3, 2, activation="silu")
+        net.add_conv_norm_act(net.channels, 3, 2, activation="silu")
         net.size = size
-        net.concatenate(net.channels + before)
+        net.add_concatenation(net.channels + before)
         _add_stage(net, dims, int(channels * dims.neck_share), blocks, has_residuals=False)
         levels.append(net.shape)
     return levels
@@ -216,24 +216,24 @@ def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape])
     if dims.prototypes:
         masks = net.batch * _MASKS * (dims.image / 4) ** 2
         net.raise_peak(2 * masks * 4.0 / net.numerics.element)
-        net.training_pointwise("masks", masks, kernels=4)
+        net.add_training_pointwise("masks", masks, kernels=4)
 
 
 def _add_head(net: NetworkBuilder, dims: CspDetector, finest: int) -> None:
     """Add the head and loss of one pyramid level. `finest` is the number of channels of the finest level."""
     entry, classes = net.shape, dims.classes
     if not dims.towers:
-        net.conv(dims.anchors * (classes + 5 + 32 * dims.prototypes), 1, bias=True)
-        net.training_pointwise("loss", kernels=6)
+        net.add_conv(dims.anchors * (classes + 5 + 32 * dims.prototypes), 1, bias=True)
+        net.add_training_pointwise("loss", kernels=6)
         return
     wide = _scale_channels(dims, dims.tower_width) if dims.tower_width else max(finest, min(classes, 100))
     narrow = wide if dims.tower_width else max(16, finest // 4, 4 * (dims.box_values // 4))
     if dims.tower_width:
-        net.conv_norm_act(wide, 1, activation="silu")
+        net.add_conv_norm_act(wide, 1, activation="silu")
         entry = net.shape
     for tower, outputs in ((wide, classes), (narrow, dims.box_values + 3 * dims.keypoints)):
         net.continue_from(entry)
         for _ in range(dims.towers):
-            net.conv_norm_act(tower, 3, activation="silu")
-        net.conv(outputs, 1, bias=True)
-        net.training_pointwise("loss", kernels=6)
+            net.add_conv_norm_act(tower, 3, activation="silu")
+        net.add_conv(outputs, 1, bias=True)
+        net.add_training_pointwise("loss", kernels=6)

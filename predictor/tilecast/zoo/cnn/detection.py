@@ -1,7 +1,7 @@
 """One-stage detectors: SSD300, RetinaNet and YOLOv3.
 
 Anchors, matching and losses run many kernels on little data, image by image, and the host reads results between them
-(`NetworkBuilder.run_on_host`). The numbers of kernels are those of the code: torchvision, models/detection, and
+(`NetworkBuilder.add_host_operator`). The numbers of kernels are those of the code: torchvision, models/detection, and
 detectron2, modeling/matcher.py and sampling.py.
 
 Sources: Liu et al., arXiv 1512.02325 (with a ResNet whose fourth stage keeps its stride 1, as MLPerf runs it); Lin et
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast.model import numbered
+from tilecast.model import numbered_field
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import resnet
 from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.cnn.resnet import Residual
+from tilecast.zoo.cnn.resnet import ResidualStages
 
 MATCHING = 45.0
 """Number of kernels that match one image's anchors or regions to its boxes: overlaps, maxima, thresholds, sampling."""
@@ -38,10 +38,10 @@ PYRAMID = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Detector(Residual):
+class Detector(ResidualStages):
     """Dimensions of a detector over the four stages of a ResNet."""
 
-    stages: tuple[int, int, int, int] = numbered("stage")
+    stages: tuple[int, int, int, int] = numbered_field("stage")
     dilated: bool = False
     """Whether the fourth stage keeps the size of the third."""
     trained_norms: bool = False
@@ -58,10 +58,10 @@ class Detector(Residual):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Ssd(Residual):
+class Ssd(ResidualStages):
     """Dimensions of SSD."""
 
-    stages: tuple[int, ...] = numbered("stage", default=())
+    stages: tuple[int, ...] = numbered_field("stage", default=())
     """Blocks of each of three ResNet stages. If empty, the backbone is VGG-16, as in the paper."""
     classes: int = 81
     """Categories, one of which is the background."""
@@ -102,19 +102,19 @@ def build_ssd(net: NetworkBuilder, dims: Ssd) -> None:
     further = _SSD_SCALES if dims.stages else _SSD_VGG[dims.image > 300]
     for inner, out, stride, padding in further:
         for width, kernel, step, border in ((inner, 1, 1, None), (out, 3, stride, padding)):
-            net.conv(width, kernel, step, padding=border, bias=not dims.stages)
+            net.add_conv(width, kernel, step, padding=border, bias=not dims.stages)
             if dims.stages:
-                net.channel_norm()
-            net.activate()
+                net.add_channel_norm()
+            net.add_activation()
         scales.append(net.shape)
     classes = dims.classes
     for boxes, scale in zip((4, *[6] * (len(scales) - 3), 4, 4), scales, strict=True):
         net.shape = scale
-        net.sum_branch_gradients(3)
-        net.conv(boxes * 4, 3, bias=True)
+        net.add_branch_gradient_sums(3)
+        net.add_conv(boxes * 4, 3, bias=True)
         net.shape = scale
-        net.conv(boxes * classes, 3, bias=True)
-        net.cross_entropy(classes)
+        net.add_conv(boxes * classes, 3, bias=True)
+        net.add_cross_entropy(classes)
 
 
 def _add_ssd_backbone(net: NetworkBuilder, dims: Ssd) -> Iterator[Shape]:
@@ -130,15 +130,15 @@ def _add_ssd_backbone(net: NetworkBuilder, dims: Ssd) -> Iterator[Shape]:
         return
     for level, (width, depth) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))):
         if level:
-            net.pool(2, 2 if level < 4 else 1)
+            net.add_pool(2, 2 if level < 4 else 1)
         for _ in range(depth):
-            net.conv(width, 3, bias=True)
-            net.activate()
+            net.add_conv(width, 3, bias=True)
+            net.add_activation()
         if level == 3:
             yield net.shape
     for kernel in (3, 1):
-        net.conv(1024, kernel, bias=True)
-        net.activate()
+        net.add_conv(1024, kernel, bias=True)
+        net.add_activation()
     yield net.shape
 
 
@@ -164,7 +164,7 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
     pyramid = add_feature_pyramid(net, levels[1:], normed=dims.head_norm)
     net.shape = levels[-1] if dims.from_backbone else pyramid[-1]
     for _ in range(2):
-        net.conv(PYRAMID, 3, 2, bias=True)
+        net.add_conv(PYRAMID, 3, 2, bias=True)
         pyramid.append(net.shape)
     classes, anchors = dims.classes, dims.anchors
     normed = dims.tower_norm
@@ -174,13 +174,13 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
         """Add a head: four 3x3 convolutions and a convolution to `outputs` channels."""
         for _ in range(4):
             add_pyramid_conv(net, 3, normed=normed)
-            net.activate()
+            net.add_activation()
         if dims.guided:
             add_guided_anchors(net)
         if dims.centered and not has_loss:
-            net.conv(1, 3, bias=True)
+            net.add_conv(1, 3, bias=True)
             net.continue_from((PYRAMID, net.size))
-        net.conv(outputs, 3, bias=True)
+        net.add_conv(outputs, 3, bias=True)
         if has_loss:
             add_focal_loss(net, fused=dims.fused_loss)
 
@@ -189,7 +189,7 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
     net.split_norms = False
     raise_peak_to_overlaps(net, dims, pyramid, anchors)
     forward, backward = (0.0, 0.0) if dims.fused_loss else net.numerics.image_loss_launches
-    net.run_on_host("match", net.batch * (MATCHING + forward), net.batch * backward)
+    net.add_host_operator("match", net.batch * (MATCHING + forward), net.batch * backward)
 
 
 def raise_peak_to_overlaps(net: NetworkBuilder, dims: Detector, levels: Sequence[Shape], anchors: int) -> None:
@@ -249,7 +249,7 @@ def add_feature_pyramid(net: NetworkBuilder, levels: Sequence[Shape], *, normed:
         net.shape = level
         add_pyramid_conv(net, 1, normed=normed)
         if index:
-            net.resize(0.25)
+            net.add_resize(0.25)
             net.add_branch()
         add_pyramid_conv(net, 3, normed=normed)
         pyramid.insert(0, net.shape)
@@ -261,18 +261,18 @@ def join_levels(net: NetworkBuilder, levels: Sequence[Shape]) -> None:
     for steps, level in enumerate(levels):
         net.shape = level
         for step in range(max(1, steps)):
-            net.conv_norm_act(128, 3)
+            net.add_conv_norm_act(128, 3)
             if step < steps:
-                net.upsample()
+                net.add_upsample()
         net.add_branch()
     net.shape = 128, levels[0][1]
 
 
 def add_pyramid_conv(net: NetworkBuilder, kernel: int, *, normed: bool) -> None:
     """Add a convolution to `PYRAMID` channels. It is followed by a norm if `normed`, and has a bias otherwise."""
-    net.conv(PYRAMID, kernel, bias=not normed)
+    net.add_conv(PYRAMID, kernel, bias=not normed)
     if normed:
-        net.channel_norm()
+        net.add_channel_norm()
 
 
 def add_guided_anchors(net: NetworkBuilder) -> None:
@@ -280,11 +280,11 @@ def add_guided_anchors(net: NetworkBuilder) -> None:
     entry = net.shape
     for outputs in (1, 2):
         net.continue_from(entry)
-        net.conv(outputs, 1, bias=True)
+        net.add_conv(outputs, 1, bias=True)
     net.continue_from(entry)
     resnet.add_deformable_sampling(net, 1)
-    net.conv(PYRAMID, 3)
-    net.activate()
+    net.add_conv(PYRAMID, 3)
+    net.add_activation()
 
 
 def add_shared_head(net: NetworkBuilder, levels: Sequence[Shape], head: Callable[[], None]) -> None:
@@ -293,7 +293,7 @@ def add_shared_head(net: NetworkBuilder, levels: Sequence[Shape], head: Callable
     for level in levels:
         net.parameters = before
         net.shape = level
-        net.sum_branch_gradients(2)
+        net.add_branch_gradient_sums(2)
         head()
 
 
@@ -302,29 +302,29 @@ def build_yolo_v3(net: NetworkBuilder, dims: YoloV3) -> None:
 
     Every output has a logistic loss (section 2.2).
     """
-    net.conv_norm_act(32, 3)
+    net.add_conv_norm_act(32, 3)
     routes = []
     for blocks in (1, 2, 8, 8, 4):
-        net.conv_norm_act(2 * net.channels, 3, 2)
+        net.add_conv_norm_act(2 * net.channels, 3, 2)
         for _ in range(blocks):
             out = net.channels
-            net.conv_norm_act(out // 2, 1)
-            net.conv_norm_act(out, 3)
+            net.add_conv_norm_act(out // 2, 1)
+            net.add_conv_norm_act(out, 3)
             net.add_branch()
         routes.append(net.shape)
     outputs = 3 * (5 + dims.classes)
     for width, route in zip((512, 256, 128), (None, routes[3], routes[2]), strict=True):
         if route:
-            net.conv_norm_act(width, 1)
-            net.upsample()
-            net.concatenate(width + route[0])
+            net.add_conv_norm_act(width, 1)
+            net.add_upsample()
+            net.add_concatenation(width + route[0])
         for _ in range(2):
-            net.conv_norm_act(width, 1)
-            net.conv_norm_act(2 * width, 3)
-        net.conv_norm_act(width, 1)
+            net.add_conv_norm_act(width, 1)
+            net.add_conv_norm_act(2 * width, 3)
+        net.add_conv_norm_act(width, 1)
         entry = net.shape
-        net.sum_branch_gradients(2)
-        net.conv_norm_act(2 * width, 3)
-        net.conv(outputs, 1, bias=True)
-        net.cross_entropy(1)
+        net.add_branch_gradient_sums(2)
+        net.add_conv_norm_act(2 * width, 3)
+        net.add_conv(outputs, 1, bias=True)
+        net.add_cross_entropy(1)
         net.shape = entry

@@ -36,11 +36,11 @@ def build_detr(net: NetworkBuilder, dims: Detr) -> None:
     every decoder layer. The norms, the stem and the first stage of the ResNet are frozen.
     """
     add_backbone(net, dims, frozen=True)
-    net.conv(_WIDTH, 1, bias=True)
+    net.add_conv(_WIDTH, 1, bias=True)
     pixels, queries = float(net.size[1] * net.size[2]), dims.queries
     positions = net.elements
     for _ in range(dims.encoders):
-        net.pointwise("positions", positions, reads=2.0, backward=(1.0, 1.0))
+        net.add_pointwise("positions", positions, reads=2.0, backward=(1.0, 1.0))
         _keep_tokens_without_positions(net, pixels)
         attention.add_multi_head_attention(net, pixels, pixels, _WIDTH, _HEADS)
         _add_feed_forward(net, pixels)
@@ -50,7 +50,7 @@ def build_detr(net: NetworkBuilder, dims: Detr) -> None:
         _keep_tokens_without_positions(net, queries)
         attention.add_multi_head_attention(net, queries, queries, _WIDTH, _HEADS)
         attention.add_layer_norm(net, queries, _WIDTH)
-        net.pointwise("positions", positions, reads=2.0, backward=(1.0, 1.0))
+        net.add_pointwise("positions", positions, reads=2.0, backward=(1.0, 1.0))
         net.keep_elements(positions)
         attention.add_multi_head_attention(net, queries, pixels, _WIDTH, _HEADS)
         _add_feed_forward(net, queries)
@@ -60,10 +60,10 @@ def build_detr(net: NetworkBuilder, dims: Detr) -> None:
     for outputs in (_WIDTH, _WIDTH, 4):
         attention.add_dense(net, asked, _WIDTH, outputs)
     net.shape = 1, (1, 1, int(asked))
-    net.cross_entropy(1)
+    net.add_cross_entropy(1)
     for _ in range(dims.decoders):
         # Costs and losses of a layer; copies and assignments of each image on the host (models/matcher.py, detr.py).
-        net.run_on_host("match", 115.0 + 8.0 * net.batch, 40.0 + net.batch)
+        net.add_host_operator("match", 115.0 + 8.0 * net.batch, 40.0 + net.batch)
 
 
 def _keep_tokens_without_positions(net: NetworkBuilder, tokens: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecast.model import Model, Problem, numbered
+from tilecast.model import Model, Problem, numbered_field
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
@@ -25,9 +25,9 @@ class DiffusionUnet(Images):
     """Residual blocks at each size on the way down."""
     levels: int = 0
     """Number of sizes. 0 for full, half, quarter and eighth size, with 1, 2, 4 and 4 times `base` channels."""
-    channels: tuple[int, ...] = numbered("channels", default=())
+    channels: tuple[int, ...] = numbered_field("channels", default=())
     """Channels at each size."""
-    attends: tuple[int, ...] = numbered("attends", default=())
+    attends: tuple[int, ...] = numbered_field("attends", default=())
     """Transformer layers after each block, at each size."""
     attends_middle: int = 1
     """Transformer layers in the middle."""
@@ -61,11 +61,11 @@ def build_diffusion_unet(net: NetworkBuilder, dims: DiffusionUnet) -> None:
     for inputs in (base, dims.added_width):
         if inputs:
             net.shape = inputs, (1, 1, 1)
-            net.dense(noise)
-            net.activate("silu")
-            net.dense(noise)
+            net.add_dense(noise)
+            net.add_activation("silu")
+            net.add_dense(noise)
     net.shape = latents
-    net.conv(base, 3, bias=True)
+    net.add_conv(base, 3, bias=True)
     skips = [net.shape]
     last = len(levels) - 1
     for level, (width, attends) in enumerate(levels):
@@ -73,7 +73,7 @@ def build_diffusion_unet(net: NetworkBuilder, dims: DiffusionUnet) -> None:
             _add_stage(net, dims, width, noise, attends)
             skips.append(net.shape)
         if level < last:
-            net.conv(width, 3, 2, bias=True)
+            net.add_conv(width, 3, 2, bias=True)
             skips.append(net.shape)
     _add_residual_block(net, levels[-1][0], noise)
     _add_transformer(net, dims, dims.attends_middle)
@@ -81,15 +81,15 @@ def build_diffusion_unet(net: NetworkBuilder, dims: DiffusionUnet) -> None:
     for level, (width, attends) in reversed(list(enumerate(levels))):
         for _ in range(blocks + 1):
             channels, net.size = skips.pop()
-            net.concatenate(net.channels + channels)
+            net.add_concatenation(net.channels + channels)
             _add_stage(net, dims, width, noise, attends)
         if level:
-            net.upsample()
-            net.conv(net.channels, 3, bias=True)
-    net.channel_norm()
-    net.activate("silu")
-    net.conv(latents[0], 3, bias=True)
-    net.training_pointwise("loss", reads=2.0, kernels=3)
+            net.add_upsample()
+            net.add_conv(net.channels, 3, bias=True)
+    net.add_channel_norm()
+    net.add_activation("silu")
+    net.add_conv(latents[0], 3, bias=True)
+    net.add_training_pointwise("loss", reads=2.0, kernels=3)
 
 
 def _list_levels(dims: DiffusionUnet) -> list[tuple[int, int]]:
@@ -112,20 +112,20 @@ def _add_residual_block(net: NetworkBuilder, out: int, noise: int) -> None:
     """Add a residual block of two convolutions. Between them, the noise embedding is added to every pixel."""
     entry = net.shape
     for place in range(2):
-        net.channel_norm()
-        net.activate("silu")
-        net.conv(out, 3, bias=True)
+        net.add_channel_norm()
+        net.add_activation("silu")
+        net.add_conv(out, 3, bias=True)
         if place == 0:
             inner = net.shape
             net.shape = noise, (1, 1, 1)
-            net.activate("silu")
-            net.dense(out)
+            net.add_activation("silu")
+            net.add_dense(out)
             net.shape = inner
             net.add_branch()
     if net.shape != entry:
         leave = net.shape
         net.continue_from(entry)
-        net.conv(out, 1, bias=True)
+        net.add_conv(out, 1, bias=True)
         net.shape = leave
     net.add_branch()
 
@@ -139,7 +139,7 @@ def _add_transformer(net: NetworkBuilder, dims: DiffusionUnet, depth: int) -> No
     width, (_, height, across) = net.shape
     pixels = float(height * across)
     heads = dims.attention_heads if dims.attention_heads else width // dims.head_width
-    net.channel_norm()
+    net.add_channel_norm()
     if not dims.text_tokens:
         attention.add_multi_head_attention(net, pixels, pixels, width, max(1, heads))
         return

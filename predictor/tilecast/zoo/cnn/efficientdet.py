@@ -44,7 +44,7 @@ def build_efficientdet(net: NetworkBuilder, dims: EfficientDet) -> None:
         weights = 0.0
         for place, level in enumerate(levels):
             net.shape = level
-            net.sum_branch_gradients(2)
+            net.add_branch_gradient_sums(2)
             before = net.parameters
             norms = _add_head(net, dims.head_layers, channels, outputs)
             weights = net.parameters - before - norms
@@ -56,11 +56,11 @@ def build_efficientdet(net: NetworkBuilder, dims: EfficientDet) -> None:
 def _add_coarser_levels(net: NetworkBuilder, levels: list[Shape], channels: int) -> list[Shape]:
     """Add two levels, each half as large as the previous level. Return the shapes of all levels, finest first."""
     net.shape = levels[-1]
-    net.conv(channels, 1, bias=True)
-    net.channel_norm()
-    net.pool(3, 2)
+    net.add_conv(channels, 1, bias=True)
+    net.add_channel_norm()
+    net.add_pool(3, 2)
     coarser = net.shape
-    net.pool(3, 2)
+    net.add_pool(3, 2)
     return [*levels, coarser, net.shape]
 
 
@@ -74,8 +74,8 @@ def _add_pyramid(net: NetworkBuilder, levels: list[Shape], channels: int, *, fir
         if first and level[0] != channels:
             for _ in range(1 if level is levels[0] else 2):
                 net.continue_from(level)
-                net.conv(channels, 1, bias=True)
-                net.channel_norm()
+                net.add_conv(channels, 1, bias=True)
+                net.add_channel_norm()
     sizes = [size for _, size in levels]
     for place in range(len(sizes) - 2, -1, -1):
         net.shape = channels, sizes[place]
@@ -94,26 +94,26 @@ def _add_pyramid_node(net: NetworkBuilder, *, inputs: int, resized: str) -> None
     if resized == "pool":
         channels, (depth, height, width) = net.shape
         net.continue_from((channels, (depth, 2 * height, 2 * width)))
-        net.pool(3, 2)
+        net.add_pool(3, 2)
     else:
-        net.resize(0.25)
+        net.add_resize(0.25)
     for _ in range(inputs):
-        net.multiply_by_constant()
+        net.add_constant_product()
     for _ in range(inputs - 1):
         net.add_branch()
     net.parameters += inputs
-    net.activate("silu")
-    net.separable_conv(net.channels)
-    net.channel_norm()
+    net.add_activation("silu")
+    net.add_separable_conv(net.channels)
+    net.add_channel_norm()
 
 
 def _add_head(net: NetworkBuilder, depth: int, channels: int, outputs: int) -> float:
     """Add the layers of a head and return the number of parameters in its norms."""
     norms = 0.0
     for _ in range(depth):
-        net.separable_conv(channels)
-        net.channel_norm()
+        net.add_separable_conv(channels)
+        net.add_channel_norm()
         norms += 2.0 * channels
-        net.activate("silu")
-    net.separable_conv(outputs)
+        net.add_activation("silu")
+    net.add_separable_conv(outputs)
     return norms

@@ -47,7 +47,7 @@ def build_temporal_fusion(net: NetworkBuilder, dims: TemporalFusion) -> None:
         _add_gated_residual(net, 1.0, width, width)
     for count, variables in ((past, dims.observed), (steps - past, dims.known)):
         elements = net.batch * count * variables * width
-        net.pointwise("variables", elements, kernels=2)
+        net.add_pointwise("variables", elements, kernels=2)
         net.parameters += 2 * variables * width
         _add_variable_selection(net, count, variables, width)
         net.shape = width, (1, 1, int(count))
@@ -63,7 +63,7 @@ def build_temporal_fusion(net: NetworkBuilder, dims: TemporalFusion) -> None:
     _add_gated_residual(net, future, width, width)
     _add_gate(net, future, width)
     attention.add_dense(net, future, width, dims.quantiles)
-    net.training_pointwise("loss", net.batch * future * dims.quantiles, kernels=6)
+    net.add_training_pointwise("loss", net.batch * future * dims.quantiles, kernels=6)
 
 
 def _add_variable_selection(net: NetworkBuilder, steps: float, variables: int, width: int) -> None:
@@ -75,7 +75,7 @@ def _add_variable_selection(net: NetworkBuilder, steps: float, variables: int, w
     for _ in range(variables):
         _add_gated_residual(net, steps, width, width)
     elements = net.batch * steps * variables * width
-    net.pointwise("select", elements, absorbed=False, kernels=2)
+    net.add_pointwise("select", elements, absorbed=False, kernels=2)
     net.keep_elements(elements)
 
 
@@ -95,7 +95,7 @@ def _add_gated_residual(
         attention.add_dense(net, 1.0, width, width, bias=False)
         attention.add_residual(net, steps, width)
     net.keep_elements(net.batch * steps * width)
-    net.pointwise("elu", net.batch * steps * width)
+    net.add_pointwise("elu", net.batch * steps * width)
     attention.add_dense(net, steps, width, width)
     _add_gate(net, steps, width, out)
 
@@ -106,7 +106,7 @@ def _add_gate(net: NetworkBuilder, steps: float, inputs: int, outputs: int = 0) 
     elements = net.batch * steps * out
     attention.add_dense(net, steps, inputs, 2 * out)
     net.keep_elements(2 * elements)
-    net.pointwise("gate", elements, reads=2.0, backward=(3.0, 2.0))
-    net.training_pointwise("dropout", elements, mask_bytes=1.0, backward=(1.0, 1.0))
+    net.add_pointwise("gate", elements, reads=2.0, backward=(3.0, 2.0))
+    net.add_training_pointwise("dropout", elements, mask_bytes=1.0, backward=(1.0, 1.0))
     attention.add_residual(net, steps, out)
     attention.add_layer_norm(net, steps, out)

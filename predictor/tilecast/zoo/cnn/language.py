@@ -44,7 +44,7 @@ def build_gnmt(net: NetworkBuilder, dims: Gnmt) -> None:
     sequence.add_embedding(net, vocabulary, cells, words)
     for number in range(4):
         sequence.add_lstm(net, cells, directions=1 if number else 2)
-        net.dropout()
+        net.add_dropout()
         if number > 1:
             net.add_branch()
     weights = net.parameters
@@ -52,22 +52,22 @@ def build_gnmt(net: NetworkBuilder, dims: Gnmt) -> None:
     net.parameters = weights
     for number in range(4):
         sequence.add_lstm(net, cells)
-        net.dropout()
+        net.add_dropout()
         if number == 0:
             for _ in ("query", "keys"):
                 attention.add_dense(net, words, cells, cells, bias=False)
             # The score of each pair of words takes a sum, a tanh and a product with one vector of weights.
             net.shape = cells, (1, words, words)
-            net.activate("tanh")
+            net.add_activation("tanh")
             net.add_branch()
-            net.batched_matmul(words, cells, words)
+            net.add_batched_matmul(words, cells, words)
             net.shape = cells, (1, 1, words)
         elif number > 1:
             net.add_branch()
         if number < 3:
-            net.concatenate(2 * cells)
+            net.add_concatenation(2 * cells)
     sequence.add_dense(net, vocabulary)
-    net.cross_entropy()
+    net.add_cross_entropy()
 
 
 def build_lstm(net: NetworkBuilder, dims: Lstm) -> None:
@@ -75,8 +75,8 @@ def build_lstm(net: NetworkBuilder, dims: Lstm) -> None:
     words, vocabulary = net.size[2], dims.vocabulary
     sequence.add_embedding(net, vocabulary, dims.cells, words)
     for _ in range(dims.layers_deep):
-        net.dropout()
+        net.add_dropout()
         sequence.add_lstm(net, dims.cells)
-    net.dropout()
+    net.add_dropout()
     sequence.add_dense(net, vocabulary)
-    net.cross_entropy()
+    net.add_cross_entropy()

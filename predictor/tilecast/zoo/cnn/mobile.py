@@ -15,7 +15,7 @@ from tilecast.zoo.cnn.images import Classifier
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _BlockStage:
     """A stage of `repeat` inverted residual blocks with `out` output channels each.
 
     `stride` is the stride of the first block. `expansion` is the ratio of inner to input channels. `excite` is the
@@ -34,7 +34,7 @@ class _Stage:
 
 
 _MOBILENET_V2 = tuple(
-    _Stage(repeat, out, 3, stride, expansion, activation="relu")
+    _BlockStage(repeat, out, 3, stride, expansion, activation="relu")
     for expansion, out, repeat, stride in (
         (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
     )
@@ -60,7 +60,7 @@ _MOBILENET_V3_SMALL: tuple[_Row, ...] = (
 )  # fmt: skip
 
 _EFFICIENTNET = tuple(
-    _Stage(repeat, out, kernel, stride, expansion, excite=4)
+    _BlockStage(repeat, out, kernel, stride, expansion, excite=4)
     for repeat, out, kernel, stride, expansion in (
         (1, 16, 3, 1, 1), (2, 24, 3, 2, 6), (2, 40, 5, 2, 6), (3, 80, 3, 2, 6), (3, 112, 5, 1, 6), (4, 192, 5, 2, 6),
         (1, 320, 3, 1, 6),
@@ -96,23 +96,23 @@ class EfficientNetV2(Classifier):
     """Parameters in millions: 24 (S), 54 (M) or 119 (L)."""
 
 
-def _v2_stages(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
+def _list_v2_stages(*stages: tuple[int, int, int, float]) -> tuple[_BlockStage, ...]:
     """Return the stages of an EfficientNet v2, of which the first three are fused.
 
     Each argument is the (repeat, channels, stride, expansion) of one stage.
     """
     return tuple(
-        _Stage(repeat, out, 3, stride, expansion, excite=0 if index < 3 else 4, fused=index < 3)
+        _BlockStage(repeat, out, 3, stride, expansion, excite=0 if index < 3 else 4, fused=index < 3)
         for index, (repeat, out, stride, expansion) in enumerate(stages)
     )
 
 
-_EFFICIENTNET_V2: Mapping[int, tuple[_Stage, ...]] = {
-    24: _v2_stages((2, 24, 1, 1), (4, 48, 2, 4), (4, 64, 2, 4), (6, 128, 2, 4), (9, 160, 1, 6), (15, 256, 2, 6)),
-    54: _v2_stages(
+_EFFICIENTNET_V2: Mapping[int, tuple[_BlockStage, ...]] = {
+    24: _list_v2_stages((2, 24, 1, 1), (4, 48, 2, 4), (4, 64, 2, 4), (6, 128, 2, 4), (9, 160, 1, 6), (15, 256, 2, 6)),
+    54: _list_v2_stages(
         (3, 24, 1, 1), (5, 48, 2, 4), (5, 80, 2, 4), (7, 160, 2, 4), (14, 176, 1, 6), (18, 304, 2, 6), (5, 512, 1, 6)
     ),
-    119: _v2_stages(
+    119: _list_v2_stages(
         (4, 32, 1, 1), (7, 64, 2, 4), (7, 96, 2, 4), (10, 192, 2, 4), (19, 224, 1, 6), (25, 384, 2, 6), (7, 640, 1, 6)
     ),
 }
@@ -121,10 +121,10 @@ _EFFICIENTNET_V2: Mapping[int, tuple[_Stage, ...]] = {
 
 def build_mobilenet_v2(net: NetworkBuilder, dims: Classifier) -> None:
     """Build MobileNet v2 of width 1."""
-    net.conv_norm_act(32, 3, 2)
+    net.add_conv_norm_act(32, 3, 2)
     _add_stages(net, _MOBILENET_V2)
-    net.conv_norm_act(1280, 1)
-    net.classifier_head(dims.classes, dropout=True)
+    net.add_conv_norm_act(1280, 1)
+    net.add_classifier_head(dims.classes, dropout=True)
 
 
 def add_mobilenet_v2_features(net: NetworkBuilder, output_stride: int) -> list[Shape]:
@@ -132,7 +132,7 @@ def add_mobilenet_v2_features(net: NetworkBuilder, output_stride: int) -> list[S
 
     Once features are 1 / `output_stride` of the image's side, later stages keep this size.
     """
-    net.conv_norm_act(32, 3, 2)
+    net.add_conv_norm_act(32, 3, 2)
     shapes, stride = [], 2
     for stage in _MOBILENET_V2:
         step = stage.stride if stride < output_stride else 1
@@ -148,17 +148,17 @@ def add_mobilenet_v3_features(net: NetworkBuilder, *, large: bool, output_stride
 
     Once features are 1 / `output_stride` of the image's side, later blocks keep this size.
     """
-    net.conv_norm_act(16, 3, 2, activation="hard-swish")
+    net.add_conv_norm_act(16, 3, 2, activation="hard-swish")
     shapes, reached = [], 2
     for kernel, inner, out, excite, activation, stride in _MOBILENET_V3_LARGE if large else _MOBILENET_V3_SMALL:
         entry, step = net.shape, stride if reached < output_stride else 1
         reached *= step
         if inner != net.channels:
-            net.conv_norm_act(inner, 1, activation=activation)
-        net.conv_norm_act(inner, kernel, step, groups=inner, activation=activation)
+            net.add_conv_norm_act(inner, 1, activation=activation)
+        net.add_conv_norm_act(inner, kernel, step, groups=inner, activation=activation)
         if excite:
-            net.squeeze_excite(round_channels(inner / 4))
-        net.conv_norm_act(out, 1, activation="none")
+            net.add_squeeze_excite(round_channels(inner / 4))
+        net.add_conv_norm_act(out, 1, activation="none")
         if net.shape == entry:
             net.add_branch()
         shapes.append(net.shape)
@@ -169,25 +169,25 @@ def build_mobilenet_v3(net: NetworkBuilder, dims: MobileNetV3) -> None:
     """Build MobileNet v3 in its small or large variant."""
     large = dims.large
     add_mobilenet_v3_features(net, large=large)
-    net.conv_norm_act(6 * net.channels, 1, activation="hard-swish")
-    net.global_mean()
-    net.dense(1280 if large else 1024)
-    net.activate("hard-swish")
-    net.dropout()
-    net.dense(dims.classes)
-    net.cross_entropy()
+    net.add_conv_norm_act(6 * net.channels, 1, activation="hard-swish")
+    net.add_global_mean()
+    net.add_dense(1280 if large else 1024)
+    net.add_activation("hard-swish")
+    net.add_dropout()
+    net.add_dense(dims.classes)
+    net.add_cross_entropy()
 
 
 def build_efficientnet(net: NetworkBuilder, dims: EfficientNet) -> None:
     """Build EfficientNet v1: the stages of B0 with scaled channels and blocks, and a classifier."""
     add_efficientnet_stages(net, dims)
-    net.conv_norm_act(round_channels(1280 * dims.width), 1, activation="silu")
-    net.classifier_head(dims.classes, dropout=True)
+    net.add_conv_norm_act(round_channels(1280 * dims.width), 1, activation="silu")
+    net.add_classifier_head(dims.classes, dropout=True)
 
 
 def add_efficientnet_stages(net: NetworkBuilder, dims: EfficientNet) -> list[Shape]:
     """Add the stem and the stages of EfficientNet v1, and return the output shape of each stage."""
-    net.conv_norm_act(round_channels(32 * dims.width), 3, 2, activation="silu")
+    net.add_conv_norm_act(round_channels(32 * dims.width), 3, 2, activation="silu")
     shapes = []
     for stage in _EFFICIENTNET:
         repeat, out = math.ceil(stage.repeat * dims.depth), round_channels(stage.out * dims.width)
@@ -199,10 +199,10 @@ def add_efficientnet_stages(net: NetworkBuilder, dims: EfficientNet) -> list[Sha
 def build_efficientnet_v2(net: NetworkBuilder, dims: EfficientNetV2) -> None:
     """Build EfficientNet v2 in size S, M or L."""
     stages = _EFFICIENTNET_V2[dims.millions]
-    net.conv_norm_act(stages[0].out, 3, 2, activation="silu")
+    net.add_conv_norm_act(stages[0].out, 3, 2, activation="silu")
     _add_stages(net, stages)
-    net.conv_norm_act(1280, 1, activation="silu")
-    net.classifier_head(dims.classes, dropout=True)
+    net.add_conv_norm_act(1280, 1, activation="silu")
+    net.add_classifier_head(dims.classes, dropout=True)
 
 
 def round_channels(channels: float) -> int:
@@ -211,27 +211,27 @@ def round_channels(channels: float) -> int:
     return near if near >= 0.9 * channels else near + 8
 
 
-def _add_stages(net: NetworkBuilder, stages: Sequence[_Stage], *, wide: bool = False) -> None:
+def _add_stages(net: NetworkBuilder, stages: Sequence[_BlockStage], *, wide: bool = False) -> None:
     """Add the blocks of each stage. If `wide`, squeeze-and-excitation is sized by the inner channels."""
     for stage in stages:
         for index in range(stage.repeat):
             _add_inverted_residual(net, stage, stage.stride if index == 0 else 1, wide)
 
 
-def _add_inverted_residual(net: NetworkBuilder, stage: _Stage, stride: int, wide: bool) -> None:
+def _add_inverted_residual(net: NetworkBuilder, stage: _BlockStage, stride: int, wide: bool) -> None:
     """Add one inverted residual block, and a residual sum if its output has the shape of its input."""
     entry = net.shape
     inner = int(entry[0] * stage.expansion)
     if stage.fused:
         out = inner if stage.expansion > 1 else stage.out
-        net.conv_norm_act(out, stage.kernel, stride, activation=stage.activation)
+        net.add_conv_norm_act(out, stage.kernel, stride, activation=stage.activation)
     else:
         if inner != entry[0]:
-            net.conv_norm_act(inner, 1, activation=stage.activation)
-        net.conv_norm_act(inner, stage.kernel, stride, groups=inner, activation=stage.activation)
+            net.add_conv_norm_act(inner, 1, activation=stage.activation)
+        net.add_conv_norm_act(inner, stage.kernel, stride, groups=inner, activation=stage.activation)
     if stage.excite:
-        net.squeeze_excite(max(1, (inner if wide else entry[0]) // stage.excite), stage.activation)
+        net.add_squeeze_excite(max(1, (inner if wide else entry[0]) // stage.excite), stage.activation)
     if not stage.fused or stage.expansion > 1:
-        net.conv_norm_act(stage.out, 1, activation="none")
+        net.add_conv_norm_act(stage.out, 1, activation="none")
     if net.shape == entry:
         net.add_branch()

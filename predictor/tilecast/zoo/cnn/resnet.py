@@ -13,7 +13,7 @@ import numpy as np
 
 from tilecast import constants
 from tilecast.graph import Block, CollectiveCall, Shards
-from tilecast.model import numbered
+from tilecast.model import numbered_field
 from tilecast.spec import Workload
 from tilecast.zoo import layers
 from tilecast.zoo.cnn.builder import NetworkBuilder
@@ -30,10 +30,10 @@ _EMBEDDING = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Residual(Images):
+class ResidualStages(Images):
     """Dimensions of the residual stages of a ResNet."""
 
-    stages: tuple[int, ...] = numbered("stage")
+    stages: tuple[int, ...] = numbered_field("stage")
     """Blocks of each stage."""
     bottleneck: bool = False
     """Whether blocks have three convolutions, with a narrow one in the middle, rather than two."""
@@ -58,10 +58,10 @@ class Residual(Images):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class ResNet(Residual):
+class ResNet(ResidualStages):
     """Dimensions of a ResNet that classifies."""
 
-    stages: tuple[int, int, int, int] = numbered("stage")
+    stages: tuple[int, int, int, int] = numbered_field("stage")
     classes: int = 1000
     small_stem: bool = False
     """Whether the stem is one 3x3 convolution without pooling, for images of 32 pixels."""
@@ -73,7 +73,7 @@ class ResNet(Residual):
 class FaceResNet(Images):
     """Dimensions of a face recogniser."""
 
-    stages: tuple[int, int, int, int] = numbered("stage")
+    stages: tuple[int, int, int, int] = numbered_field("stage")
     """Blocks of each stage."""
     identities: int
     """Number of people among whom it classifies in training."""
@@ -87,7 +87,7 @@ def build_resnet(net: NetworkBuilder, dims: ResNet) -> None:
     add_stem(net, small=dims.small_stem)
     for number in range(1, 5):
         add_stage(net, dims, number)
-    net.classifier_head(dims.classes)
+    net.add_classifier_head(dims.classes)
 
 
 def add_stem(net: NetworkBuilder, *, small: bool = False, deep: bool = False) -> None:
@@ -96,14 +96,16 @@ def add_stem(net: NetworkBuilder, *, small: bool = False, deep: bool = False) ->
     A `small` stem keeps the size of the image and has no pooling. A `deep` stem has three convolutions.
     """
     if deep:
-        net.conv_norm_act(32, 3, 2)
-        net.conv_norm_act(32, 3)
-    net.conv_norm_act(64, 3 if small or deep else 7, 1 if small or deep else 2)
+        net.add_conv_norm_act(32, 3, 2)
+        net.add_conv_norm_act(32, 3)
+    net.add_conv_norm_act(64, 3 if small or deep else 7, 1 if small or deep else 2)
     if not small:
-        net.pool(3, 2)
+        net.add_pool(3, 2)
 
 
-def add_stage(net: NetworkBuilder, dims: Residual, number: int, *, stride: int = 2, dilated: bool = False) -> None:
+def add_stage(
+    net: NetworkBuilder, dims: ResidualStages, number: int, *, stride: int = 2, dilated: bool = False
+) -> None:
     """Add stage `number`, from 1 to 4. In all stages but the first, the first block has stride `stride`.
 
     If `dilated`, the 3x3 convolutions are dilated.
@@ -115,7 +117,7 @@ def add_stage(net: NetworkBuilder, dims: Residual, number: int, *, stride: int =
 
 def add_block(
     net: NetworkBuilder,
-    dims: Residual,
+    dims: ResidualStages,
     width: int,
     stride: int = 1,
     *,
@@ -131,36 +133,36 @@ def add_block(
         net.keep_elements(net.elements)
         # Forward, the moved eighths and their zeros are made, and all parts joined. Backward, each of three parts fills
         # a whole tensor with zeros and copies its gradient into it, and the three are added.
-        net.pointwise("shift", reads=3 / 2, writes=3 / 2, absorbed=False, backward=(5.0, 6.0))
+        net.add_pointwise("shift", reads=3 / 2, writes=3 / 2, absorbed=False, backward=(5.0, 6.0))
     if dims.interlaces:
         # The two images nearest to an offset are moved, weighted and added, and the sum is weighted: three products
         # keep a quarter each (mmaction2, resnet_tin.py, linear_sampler and TemporalInterlace).
         net.keep_elements(3 / 4 * net.elements)
-        net.pointwise("interlace", 3 / 4 * net.elements, kernels=3, absorbed=False)
+        net.add_pointwise("interlace", 3 / 4 * net.elements, kernels=3, absorbed=False)
     if dims.bottleneck:
         groups = dims.groups
         inner = width * dims.group_width * groups // 64
         early = dims.stride_first
-        net.conv_norm_act(inner, 1, stride if early else 1)
+        net.add_conv_norm_act(inner, 1, stride if early else 1)
         if is_later_stage and dims.deformable:
             add_deformable_sampling(net, 1 if early else stride)
         is_sampled = is_later_stage and dims.deformable
         # Sampled pixels are multiplied as a matrix, which has no Winograd kernel either.
-        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated or is_sampled)
-        net.conv_norm_act(4 * width, 1, activation="none")
+        net.add_conv_norm_act(inner, 3, 1 if early else stride, groups=groups, dilated=dilated or is_sampled)
+        net.add_conv_norm_act(4 * width, 1, activation="none")
     else:
-        net.conv_norm_act(width, 3, stride, dilated=dilated)
-        net.conv_norm_act(width, 3, activation="none", dilated=dilated)
+        net.add_conv_norm_act(width, 3, stride, dilated=dilated)
+        net.add_conv_norm_act(width, 3, activation="none", dilated=dilated)
     if dims.excite:
-        net.squeeze_excite(net.channels // dims.excite)
+        net.add_squeeze_excite(net.channels // dims.excite)
     if is_later_stage and dims.context:
         _add_context(net, dims.context)
     leave = net.shape
     if leave != entry:
         net.continue_from(entry)
-        net.conv_norm_act(leave[0], 1, stride, activation="none")
+        net.add_conv_norm_act(leave[0], 1, stride, activation="none")
     net.add_branch()
-    net.activate()
+    net.add_activation()
 
 
 _SAMPLED_IMAGES = 64.0
@@ -176,14 +178,14 @@ def add_deformable_sampling(net: NetworkBuilder, stride: int) -> None:
     """
     entry = net.shape
     net.continue_from(entry)
-    net.conv(2 * _WINDOW, 3, stride, bias=True)
+    net.add_conv(2 * _WINDOW, 3, stride, bias=True)
     samples = net.batch * (entry[0] * _WINDOW * net.size[1] * net.size[2])
     net.shape = entry
     sectors = constants.shipped_constants().kernels.sector_bytes / net.numerics.element
-    net.pointwise("sample", samples, reads=_NEIGHBOURS, absorbed=False, backward=(9.0, 1.0 + _NEIGHBOURS * sectors))
+    net.add_pointwise("sample", samples, reads=_NEIGHBOURS, absorbed=False, backward=(9.0, 1.0 + _NEIGHBOURS * sectors))
     # The copies of up to 64 images, and their gradients, exist at a time (mmdet/ops/dcn/deform_conv.py: im2col_step).
     net.raise_peak(2 * samples * np.minimum(_SAMPLED_IMAGES / np.maximum(net.batch, 1.0), 1.0))
-    net.sum_branch_gradients(2)
+    net.add_branch_gradient_sums(2)
 
 
 def _add_context(net: NetworkBuilder, reduction: int) -> None:
@@ -191,16 +193,16 @@ def _add_context(net: NetworkBuilder, reduction: int) -> None:
     shape = net.shape
     inner = shape[0] // reduction
     net.continue_from(shape)
-    net.conv(1, 1, bias=True)
-    net.pointwise("softmax", absorbed=False)
+    net.add_conv(1, 1, bias=True)
+    net.add_pointwise("softmax", absorbed=False)
     net.shape = shape
-    net.batched_matmul(float(shape[0]), 1.0, float(shape[1][1] * shape[1][2]))
+    net.add_batched_matmul(float(shape[0]), 1.0, float(shape[1][1] * shape[1][2]))
     for inputs, outputs in ((shape[0], inner), (inner, shape[0])):
         net.ops += layers.linear("context", net.numerics, net.batch, inputs, outputs)
         net.parameters += inputs * outputs + outputs
     net.parameters += 2 * inner
     net.keep_elements(net.elements)
-    net.pointwise("context.add", backward=(1.0, 0.0))
+    net.add_pointwise("context.add", backward=(1.0, 0.0))
 
 
 def build_face_resnet(net: NetworkBuilder, dims: FaceResNet) -> None:
@@ -208,27 +210,27 @@ def build_face_resnet(net: NetworkBuilder, dims: FaceResNet) -> None:
 
     Images have 112 pixels a side. `build_identity_classifier` reads the embedding, which has 512 numbers.
     """
-    net.conv_norm_act(64, 3, activation="prelu")
+    net.add_conv_norm_act(64, 3, activation="prelu")
     net.parameters += net.channels
     for number, depth in enumerate(dims.stages, 1):
         for index in range(depth):
             _add_face_block(net, 32 * 2**number, 1 if index else 2)
-    net.channel_norm()
-    net.dropout()
-    net.dense(_EMBEDDING)
-    net.channel_norm()
+    net.add_channel_norm()
+    net.add_dropout()
+    net.add_dense(_EMBEDDING)
+    net.add_channel_norm()
 
 
 def _add_face_block(net: NetworkBuilder, width: int, stride: int) -> None:
     """Add a residual block of two 3x3 convolutions after a norm, with a PReLU between them."""
     entry = net.shape
-    net.channel_norm()
-    net.conv_norm_act(width, 3, activation="prelu")
+    net.add_channel_norm()
+    net.add_conv_norm_act(width, 3, activation="prelu")
     net.parameters += width
-    net.conv_norm_act(width, 3, stride, activation="none")
+    net.add_conv_norm_act(width, 3, stride, activation="none")
     if net.shape != entry:
         net.continue_from(entry)
-        net.conv_norm_act(width, 1, stride, activation="none")
+        net.add_conv_norm_act(width, 1, stride, activation="none")
     net.add_branch()
 
 

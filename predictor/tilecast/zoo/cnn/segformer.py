@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model import numbered
+from tilecast.model import numbered_field
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
@@ -20,13 +20,13 @@ _STEMS = ((7, 4), (3, 2), (3, 2), (3, 2))
 class Segformer(Images):
     """Dimensions of SegFormer."""
 
-    stages: tuple[int, int, int, int] = numbered("stage")
+    stages: tuple[int, int, int, int] = numbered_field("stage")
     """Layers of each stage."""
-    widths: tuple[int, int, int, int] = numbered("width")
+    widths: tuple[int, int, int, int] = numbered_field("width")
     """Channels of each stage."""
-    heads: tuple[int, int, int, int] = numbered("heads")
+    heads: tuple[int, int, int, int] = numbered_field("heads")
     """Heads of a layer of each stage."""
-    reductions: tuple[int, int, int, int] = numbered("reduction")
+    reductions: tuple[int, int, int, int] = numbered_field("reduction")
     """Factor by which keys and values have fewer pixels per side than queries, in each stage."""
     decoder: int
     """Channels of the decoder."""
@@ -43,7 +43,7 @@ def build_segformer(net: NetworkBuilder, dims: Segformer) -> None:
     for (kernel, stride), width, depth, heads, reduction in zip(
         _STEMS, dims.widths, dims.stages, dims.heads, dims.reductions, strict=True
     ):
-        net.conv(width, kernel, stride, bias=True)
+        net.add_conv(width, kernel, stride, bias=True)
         _add_layer_norm(net)
         for _ in range(depth):
             _add_layer(net, heads, reduction, dims.ratio)
@@ -52,14 +52,14 @@ def build_segformer(net: NetworkBuilder, dims: Segformer) -> None:
     width, finest = dims.decoder, reached[0][1]
     for channels, size in reached:
         net.continue_from((channels, size))
-        net.conv(width, 1, bias=True)
+        net.add_conv(width, 1, bias=True)
         net.size = finest
-        net.resize(float(size[1] * size[2]) / (finest[1] * finest[2]))
-    net.concatenate(4 * width)
-    net.conv_norm_act(width, 1)
-    net.dropout()
-    net.conv(dims.classes, 1, bias=True)
-    net.cross_entropy()
+        net.add_resize(float(size[1] * size[2]) / (finest[1] * finest[2]))
+    net.add_concatenation(4 * width)
+    net.add_conv_norm_act(width, 1)
+    net.add_dropout()
+    net.add_conv(dims.classes, 1, bias=True)
+    net.add_cross_entropy()
 
 
 def _add_layer(net: NetworkBuilder, heads: int, reduction: int, ratio: int) -> None:
@@ -73,7 +73,7 @@ def _add_layer(net: NetworkBuilder, heads: int, reduction: int, ratio: int) -> N
     attention.add_dense(net, pixels, width, width)
     if reduction > 1:
         net.continue_from((width, size))
-        net.conv(width, reduction, reduction, bias=True)
+        net.add_conv(width, reduction, reduction, bias=True)
         _add_layer_norm(net)
     keys = float(net.size[1] * net.size[2])
     net.shape = width, size
@@ -83,10 +83,10 @@ def _add_layer(net: NetworkBuilder, heads: int, reduction: int, ratio: int) -> N
     attention.add_dense(net, pixels, width, width)
     net.add_branch()
     _add_layer_norm(net)
-    net.conv(ratio * width, 1, bias=True)
-    net.conv(ratio * width, 3, groups=ratio * width, bias=True)
-    net.activate("gelu")
-    net.conv(width, 1, bias=True)
+    net.add_conv(ratio * width, 1, bias=True)
+    net.add_conv(ratio * width, 3, groups=ratio * width, bias=True)
+    net.add_activation("gelu")
+    net.add_conv(width, 1, bias=True)
     net.add_branch()
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilecast.model import numbered
+from tilecast.model import numbered_field
 from tilecast.zoo.cnn import attention, mobile, resnet
 from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder, Shape
 from tilecast.zoo.cnn.detection import add_feature_pyramid, join_levels
-from tilecast.zoo.cnn.resnet import Residual
+from tilecast.zoo.cnn.resnet import ResidualStages
 
 _PYRAMID_SIDES = (1, 2, 3, 6)
 """Sides to which the pyramid of PSPNet pools the features."""
@@ -31,17 +31,17 @@ _LOSS_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Segmenter(Residual):
+class Segmenter(ResidualStages):
     """Dimensions of a segmenter."""
 
-    stages: tuple[int, ...] = numbered("stage", default=())
+    stages: tuple[int, ...] = numbered_field("stage", default=())
     output_stride: int = 8
     """Factor by which the last features of a ResNet or MobileNet are smaller than the image: 8, 16 or 32."""
     branch_width: int = 0
     """Channels of the finest branch of an HRNet. 0 for another backbone."""
     branch_blocks: int = 4
     """Blocks of a branch between two exchanges of an HRNet."""
-    modules: tuple[int, ...] = numbered("module", default=(1, 4, 3))
+    modules: tuple[int, ...] = numbered_field("module", default=(1, 4, 3))
     """Exchanges in each stage of an HRNet."""
     mobile: bool = False
     """Whether the backbone is a MobileNet v2."""
@@ -58,7 +58,7 @@ class Segmenter(Residual):
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
+class _PixelAttention:
     """Attention over the pixels of a head's features, with a convolution before and after."""
 
     share: int = 2
@@ -77,11 +77,11 @@ class _Attention:
     """Whether a convolution merges the result with the features."""
 
 
-_ATTENTION: Mapping[str, _Attention] = {
-    "nonlocal": _Attention(), "dnl": _Attention(), "gcnet": _Attention(4, 1),
-    "ccnet": _Attention(8, is_cross=True, maps=2), "danet": _Attention(8, losses=3, merges=False),
-    "ann": _Attention(2, 110, maps=2), "emanet": _Attention(1, 64, maps=3),
-    "encnet": _Attention(1, 1, codes=32, merges=False),
+_ATTENTION: Mapping[str, _PixelAttention] = {
+    "nonlocal": _PixelAttention(), "dnl": _PixelAttention(), "gcnet": _PixelAttention(4, 1),
+    "ccnet": _PixelAttention(8, is_cross=True, maps=2), "danet": _PixelAttention(8, losses=3, merges=False),
+    "ann": _PixelAttention(2, 110, maps=2), "emanet": _PixelAttention(1, 64, maps=3),
+    "encnet": _PixelAttention(1, 1, codes=32, merges=False),
 }  # fmt: skip
 """Attention of heads by name (mmseg/models/decode_heads, files `NAME_head.py`)."""
 
@@ -100,8 +100,8 @@ def _build_segmenter(
     _classify_pixels(net, dims, image)
     if dims.auxiliary and net.numerics.training:
         net.continue_from(features[-2])
-        net.sum_branch_gradients(2)
-        net.conv_norm_act(max(dims.head_width // 2, 16), 3)
+        net.add_branch_gradient_sums(2)
+        net.add_conv_norm_act(max(dims.head_width // 2, 16), 3)
         _classify_pixels(net, dims, image)
 
 
@@ -113,12 +113,12 @@ def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None
     (mmseg/models/losses/accuracy.py). If a softmax keeps its input, the logits stay until the backward pass.
     """
     net.keep_output()
-    net.training_pointwise("dropout", mask_bytes=0.0, backward=(1.0, 1.0), kind="dropout")
-    net.conv(dims.classes, 1, bias=True)
+    net.add_training_pointwise("dropout", mask_bytes=0.0, backward=(1.0, 1.0), kind="dropout")
+    net.add_conv(dims.classes, 1, bias=True)
     small = net.size
     net.size = image[1]
-    net.resize(small[1] * small[2] / (net.size[1] * net.size[2]))
-    net.cross_entropy()
+    net.add_resize(small[1] * small[2] / (net.size[1] * net.size[2]))
+    net.add_cross_entropy()
     logits = net.elements * _LOSS_BYTES / net.numerics.element
     kept = 2.0 if net.numerics.keeps_softmax_input else 1.0
     net.keep_elements(kept * logits)
@@ -151,7 +151,7 @@ def _add_mobilenet_v3(net: NetworkBuilder, output_stride: int) -> list[Shape]:
     Source: mmseg/models/backbones/mobilenet_v3.py with out_indices (1, 3, 16), as its configurations of LR-ASPP have.
     """
     shapes = mobile.add_mobilenet_v3_features(net, large=True, output_stride=output_stride)
-    net.conv_norm_act(6 * net.channels, 1, activation="hard-swish")
+    net.add_conv_norm_act(6 * net.channels, 1, activation="hard-swish")
     return [shapes[0], shapes[2], net.shape]
 
 
@@ -160,18 +160,18 @@ def _add_unet(net: NetworkBuilder, base: int) -> list[Shape]:
     skips: list[Shape] = []
     for level in range(5):
         if level:
-            net.pool(2, 2)
+            net.add_pool(2, 2)
         for _ in range(2):
-            net.conv_norm_act(base * 2**level, 3)
+            net.add_conv_norm_act(base * 2**level, 3)
         skips.append(net.shape)
     shapes = [net.shape]
     for channels, size in reversed(skips[:-1]):
-        net.upsample()
+        net.add_upsample()
         net.size = size
-        net.conv_norm_act(channels, 1)
-        net.concatenate(2 * channels)
+        net.add_conv_norm_act(channels, 1)
+        net.add_concatenation(2 * channels)
         for _ in range(2):
-            net.conv_norm_act(channels, 3)
+            net.add_conv_norm_act(channels, 3)
         shapes.append(net.shape)
     return shapes
 
@@ -183,7 +183,7 @@ def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
     it.
     """
     for _ in range(2):
-        net.conv_norm_act(64, 3, 2)
+        net.add_conv_norm_act(64, 3, 2)
     for _ in range(dims.branch_blocks):
         resnet.add_block(net, replace(dims, bottleneck=True), 64)
     finest, branches = net.shape, [net.shape]
@@ -193,7 +193,7 @@ def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
             width = dims.branch_width * 2**place
             if shape[0] != width:
                 net.continue_from(shape)
-                net.conv_norm_act(width, 3, 2 if place == count - 1 else 1)
+                net.add_conv_norm_act(width, 3, 2 if place == count - 1 else 1)
                 branches[place] = net.shape
         for _ in range(modules):
             for shape in branches:
@@ -203,8 +203,8 @@ def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
                 net.keep_output()
             _exchange_branches(net, branches)
     net.shape = sum(channels for channels, _ in branches), finest[1]
-    net.pointwise("resize", backward=(1.0, 1.0))
-    net.concatenate(net.channels)
+    net.add_pointwise("resize", backward=(1.0, 1.0))
+    net.add_concatenation(net.channels)
     return [net.shape, net.shape]
 
 
@@ -217,13 +217,13 @@ def _exchange_branches(net: NetworkBuilder, branches: Sequence[Shape]) -> None:
             net.continue_from(shape)
             for step in range(source, target):
                 last = step == target - 1
-                net.conv_norm_act(goal[0] if last else shape[0], 3, 2, activation="none" if last else "relu")
+                net.add_conv_norm_act(goal[0] if last else shape[0], 3, 2, activation="none" if last else "relu")
             if source > target:
-                net.conv_norm_act(goal[0], 1, activation="none")
-                net.resize(0.25 ** (source - target))
+                net.add_conv_norm_act(goal[0], 1, activation="none")
+                net.add_resize(0.25 ** (source - target))
             net.shape = goal
             net.add_branch()
-        net.activate()
+        net.add_activation()
 
 
 def _add_fcn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
@@ -232,14 +232,14 @@ def _add_fcn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> Non
     For ResNet and MobileNet backbones, their output is concatenated with the features.
     """
     if dims.branch_width:
-        net.conv_norm_act(net.channels, 1)
+        net.add_conv_norm_act(net.channels, 1)
         return
     entry = net.shape
     for _ in range(1 if dims.base or dims.mobile else 2):
-        net.conv_norm_act(dims.head_width, 3)
+        net.add_conv_norm_act(dims.head_width, 3)
     if not dims.base:
-        net.concatenate(entry[0] + dims.head_width)
-        net.conv_norm_act(dims.head_width, 3)
+        net.add_concatenation(entry[0] + dims.head_width)
+        net.add_conv_norm_act(dims.head_width, 3)
 
 
 def _add_pooled_pyramid(net: NetworkBuilder, dims: Segmenter) -> None:
@@ -247,14 +247,14 @@ def _add_pooled_pyramid(net: NetworkBuilder, dims: Segmenter) -> None:
     entry, width = net.shape, dims.head_width
     for side in _PYRAMID_SIDES:
         net.continue_from(entry)
-        net.pointwise("pool", writes=0.0, absorbed=False, backward=(0.0, 1.0))
+        net.add_pointwise("pool", writes=0.0, absorbed=False, backward=(0.0, 1.0))
         net.size = 1, side, side
-        net.conv_norm_act(width, 1)
+        net.add_conv_norm_act(width, 1)
         net.size = entry[1]
-        net.resize(0.0)
+        net.add_resize(0.0)
         net.keep_elements(0 * net.elements)
-    net.concatenate(entry[0] + len(_PYRAMID_SIDES) * width)
-    net.conv_norm_act(width, 3)
+    net.add_concatenation(entry[0] + len(_PYRAMID_SIDES) * width)
+    net.add_conv_norm_act(width, 3)
 
 
 def _add_pspnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
@@ -265,21 +265,21 @@ def _add_pspnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
 def _add_spatial_pyramid(net: NetworkBuilder, dims: Segmenter, *, separable: bool) -> None:
     """Add atrous spatial pyramid pooling (ASPP): parallel dilated convolutions and a global mean, concatenated."""
     entry, width = net.shape, dims.head_width
-    net.pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
+    net.add_pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
     net.size = 1, 1, 1
-    net.conv_norm_act(width, 1)
+    net.add_conv_norm_act(width, 1)
     net.keep_output()
     net.continue_from(entry)
-    net.conv_norm_act(width, 1)
+    net.add_conv_norm_act(width, 1)
     net.keep_output()
     for _ in range(_DILATIONS):
         net.continue_from(entry)
         if separable:
-            net.conv_norm_act(entry[0], 3, groups=entry[0], dilated=True)
-        net.conv_norm_act(width, 1 if separable else 3, dilated=not separable)
+            net.add_conv_norm_act(entry[0], 3, groups=entry[0], dilated=True)
+        net.add_conv_norm_act(width, 1 if separable else 3, dilated=not separable)
         net.keep_output()
-    net.concatenate((2 + _DILATIONS) * width)
-    net.conv_norm_act(width, 3)
+    net.add_concatenation((2 + _DILATIONS) * width)
+    net.add_conv_norm_act(width, 3)
 
 
 def _add_deeplab_v3(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
@@ -294,14 +294,14 @@ def _add_deeplab_v3_plus(net: NetworkBuilder, dims: Segmenter, features: list[Sh
     net.keep_output()
     net.continue_from(fine)
     narrow = 48 if width > 128 else 12
-    net.conv_norm_act(narrow, 1)
+    net.add_conv_norm_act(narrow, 1)
     net.keep_output()
     net.channels = width
-    net.resize(coarse[1] * coarse[2] / (fine[1][1] * fine[1][2]))
-    net.concatenate(width + narrow)
+    net.add_resize(coarse[1] * coarse[2] / (fine[1][1] * fine[1][2]))
+    net.add_concatenation(width + narrow)
     for _ in range(2):
-        net.conv_norm_act(net.channels, 3, groups=net.channels)
-        net.conv_norm_act(width, 1)
+        net.add_conv_norm_act(net.channels, 3, groups=net.channels)
+        net.add_conv_norm_act(width, 1)
 
 
 def _add_upernet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
@@ -310,15 +310,15 @@ def _add_upernet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) ->
     _add_pooled_pyramid(net, dims)
     for shape in features[-2::-1]:
         net.continue_from(shape)
-        net.conv_norm_act(width, 1)
-        net.resize(0.25)
+        net.add_conv_norm_act(width, 1)
+        net.add_resize(0.25)
         net.add_branch()
         net.continue_from(net.shape)
-        net.conv_norm_act(width, 3)
+        net.add_conv_norm_act(width, 3)
     for _ in features[1:]:
-        net.resize(0.25)
-    net.concatenate(len(features) * width)
-    net.conv_norm_act(width, 3)
+        net.add_resize(0.25)
+    net.add_concatenation(len(features) * width)
+    net.add_conv_norm_act(width, 3)
 
 
 def _add_fpn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
@@ -332,72 +332,72 @@ def _add_lite_pyramid(net: NetworkBuilder, dims: Segmenter, features: list[Shape
     Source: mmseg/models/decode_heads/lraspp_head.py. The means of 49 x 49 pixels are few and are left out of memory.
     """
     entry, width = net.shape, dims.head_width
-    net.pointwise("pool", writes=0.0, absorbed=False, backward=(0.0, 1.0))
+    net.add_pointwise("pool", writes=0.0, absorbed=False, backward=(0.0, 1.0))
     net.size = 1, 1, 1
-    net.conv_norm_act(width, 1, activation="sigmoid")
+    net.add_conv_norm_act(width, 1, activation="sigmoid")
     net.continue_from(entry)
-    net.conv_norm_act(width, 1)
+    net.add_conv_norm_act(width, 1)
     net.keep_output()
-    net.pointwise("scale", reads=2.0, absorbed=False, backward=(3.0, 2.0))
+    net.add_pointwise("scale", reads=2.0, absorbed=False, backward=(3.0, 2.0))
     net.keep_output()  # the resized scales
-    net.conv(width, 1, bias=True)
+    net.add_conv(width, 1, bias=True)
     coarse = net.size
     for fine, branch in zip(features[1::-1], _LITE_BRANCHES, strict=True):
         net.shape = width, fine[1]
-        net.resize(coarse[1] * coarse[2] / (fine[1][1] * fine[1][2]))
+        net.add_resize(coarse[1] * coarse[2] / (fine[1][1] * fine[1][2]))
         net.continue_from(fine)
-        net.conv(branch, 1, bias=True)
-        net.concatenate(width + branch)
-        net.conv_norm_act(width, 1)
+        net.add_conv(branch, 1, bias=True)
+        net.add_concatenation(width + branch)
+        net.add_conv_norm_act(width, 1)
         coarse = net.size
 
 
 def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
     """Add the OCRNet head: soft regions, the mean feature of each region, and attention of pixels to regions."""
     entry, image, width = net.shape, net.size, dims.head_width
-    net.conv_norm_act(entry[0] if dims.branch_width else width // 2, 1 if dims.branch_width else 3)
+    net.add_conv_norm_act(entry[0] if dims.branch_width else width // 2, 1 if dims.branch_width else 3)
     if dims.branch_width:
         _classify_pixels(net, dims, (net.channels, (1, 4 * image[1], 4 * image[2])))
     net.continue_from(entry)
-    net.conv_norm_act(width, 3)
+    net.add_conv_norm_act(width, 3)
     pixels = float(image[1] * image[2])
     for rows, depth in ((float(dims.classes), pixels), (pixels, float(dims.classes))):
-        net.batched_matmul(rows, float(width), depth)
+        net.add_batched_matmul(rows, float(width), depth)
     for _ in range(2):
         net.continue_from(net.shape)
-        net.conv_norm_act(width // 2, 1)
+        net.add_conv_norm_act(width // 2, 1)
         net.keep_output()
         net.channels = width
-    net.conv_norm_act(width, 1)
+    net.add_conv_norm_act(width, 1)
     net.keep_output()
-    net.concatenate(2 * width)
-    net.conv_norm_act(width, 1)
+    net.add_concatenation(2 * width)
+    net.add_conv_norm_act(width, 1)
 
 
-def _add_attention(kind: _Attention, net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
+def _add_attention(kind: _PixelAttention, net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
     """Add a head in which all pixels attend to pixels or to summaries of them, between two convolutions."""
     entry, width = net.shape, dims.head_width
-    net.conv_norm_act(width, 3)
+    net.add_conv_norm_act(width, 3)
     shape, inner = net.shape, max(width // kind.share, 8)
     pixels = float(shape[1][1] * shape[1][2])
     keys = float(shape[1][1] + shape[1][2]) if kind.is_cross else float(kind.keys or pixels)
     for _ in range(kind.maps):
         attention.add_pixel_attention(net, keys, inner)
-        net.conv_norm_act(width, 1, activation="none")
+        net.add_conv_norm_act(width, 1, activation="none")
         net.add_branch()
     if kind.codes:
         net.keep_elements(2.0 * net.elements * kind.codes)
         net.raise_peak(net.elements * kind.codes)
-        net.pointwise("encode", net.elements * kind.codes, kernels=3, absorbed=False)
-    net.conv_norm_act(width, 3)
+        net.add_pointwise("encode", net.elements * kind.codes, kernels=3, absorbed=False)
+    net.add_conv_norm_act(width, 3)
     if kind.merges:
-        net.concatenate(entry[0] + width)
-        net.conv_norm_act(width, 3)
+        net.add_concatenation(entry[0] + width)
+        net.add_conv_norm_act(width, 3)
     shape, image = net.shape, (net.channels, tuple(side * dims.output_stride for side in net.size[1:]))
     for _ in range(kind.losses - 1):
         net.continue_from(entry)
-        net.conv_norm_act(width, 3)
-        net.conv_norm_act(width, 3)
+        net.add_conv_norm_act(width, 3)
+        net.add_conv_norm_act(width, 3)
         _classify_pixels(net, dims, (image[0], (1, image[1][0], image[1][1])))
         net.shape = shape
 
@@ -412,25 +412,25 @@ def _add_context_pyramid(net: NetworkBuilder, dims: Segmenter, features: list[Sh
     pixels = float(entry[1][1] * entry[1][2])
     for side in _FILTER_SIDES if dynamic else _PYRAMID_SIDES:
         net.continue_from(entry)
-        net.conv_norm_act(width, 1)
+        net.add_conv_norm_act(width, 1)
         net.keep_output()
         if dynamic:
             net.parameters += entry[0] * width
-            net.conv_norm_act(width, side, groups=width)
+            net.add_conv_norm_act(width, side, groups=width)
         else:
             net.parameters += (entry[0] + width) * width
-            net.pointwise("add")
-            net.conv(side * side, 1, bias=True)
-            net.batched_matmul(pixels, float(width), float(side * side))
+            net.add_pointwise("add")
+            net.add_conv(side * side, 1, bias=True)
+            net.add_batched_matmul(pixels, float(width), float(side * side))
             net.channels = width
-            net.conv_norm_act(width, 1)
+            net.add_conv_norm_act(width, 1)
             net.keep_output()
             net.add_branch()
-            net.activate()
-            net.conv_norm_act(width, 1)
+            net.add_activation()
+            net.add_conv_norm_act(width, 1)
         net.keep_output()
-    net.concatenate(entry[0] + len(_PYRAMID_SIDES) * width)
-    net.conv_norm_act(width, 3)
+    net.add_concatenation(entry[0] + len(_PYRAMID_SIDES) * width)
+    net.add_conv_norm_act(width, 3)
 
 
 def _add_psanet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
@@ -443,24 +443,24 @@ def _add_psanet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
     pixels = float(half[1] * half[2])
     for _ in range(2):
         net.continue_from(entry)
-        net.conv_norm_act(width, 1)
+        net.add_conv_norm_act(width, 1)
         net.keep_output()
         net.size = half
-        net.resize(4.0)
-        net.conv_norm_act(width, 1)
-        net.conv((2 * half[1] - 1) * (2 * half[2] - 1), 1)
+        net.add_resize(4.0)
+        net.add_conv_norm_act(width, 1)
+        net.add_conv((2 * half[1] - 1) * (2 * half[2] - 1), 1)
         net.raise_peak(2.0 * net.elements)
         scores = net.batch * pixels * pixels
-        net.pointwise("softmax", scores, reads=2.0, absorbed=False)
+        net.add_pointwise("softmax", scores, reads=2.0, absorbed=False)
         net.keep_elements(scores * (2.0 if net.numerics.keeps_softmax_input else 1.0))
-        net.batched_matmul(pixels, float(width), pixels)
+        net.add_batched_matmul(pixels, float(width), pixels)
     net.shape = 2 * width, half
-    net.conv_norm_act(entry[0], 1)
+    net.add_conv_norm_act(entry[0], 1)
     net.keep_output()
     net.size = entry[1]
-    net.resize(0.25)
-    net.concatenate(2 * entry[0])
-    net.conv_norm_act(width, 3)
+    net.add_resize(0.25)
+    net.add_concatenation(2 * entry[0])
+    net.add_conv_norm_act(width, 3)
 
 
 _HEADS: Mapping[str, Callable[[NetworkBuilder, Segmenter, list[Shape]], None]] = {

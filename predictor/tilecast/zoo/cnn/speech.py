@@ -57,7 +57,7 @@ class Rnnt(Images):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Spoken(Images):
+class SpeechSynthesis(Images):
     """Dimensions of Tacotron 2 and FastPitch.
 
     Their spectrogram is treated as an image whose width is the number of frames.
@@ -90,22 +90,22 @@ def build_jasper(net: NetworkBuilder, dims: Jasper) -> None:
 
     Each block adds the projected outputs of all earlier blocks to its output.
     """
-    net.conv_norm_act(256, (1, 11), 2)
+    net.add_conv_norm_act(256, (1, 11), 2)
     before = [net.shape]
     for channels, kernel in _JASPER:
         for _ in range(dims.repeats):
             for _ in range(5):
-                net.conv_norm_act(channels, (1, kernel))
-                net.dropout()
+                net.add_conv_norm_act(channels, (1, kernel))
+                net.add_dropout()
             leave = net.shape
             for shape in before:
                 net.continue_from(shape)
-                net.conv_norm_act(channels, 1, activation="none")
+                net.add_conv_norm_act(channels, 1, activation="none")
                 net.add_branch()
             net.shape = leave
             before.append(leave)
-    net.conv_norm_act(896, (1, 29))
-    net.conv_norm_act(1024, 1)
+    net.add_conv_norm_act(896, (1, 29))
+    net.add_conv_norm_act(1024, 1)
     _add_letter_classifier(net)
 
 
@@ -118,30 +118,30 @@ def build_quartznet(net: NetworkBuilder, dims: Jasper) -> None:
             for _ in range(5):
                 _add_separable_conv(net, channels, kernel)
             net.continue_from(entry)
-            net.conv_norm_act(channels, 1, activation="none")
+            net.add_conv_norm_act(channels, 1, activation="none")
             net.add_branch()
-            net.activate()
+            net.add_activation()
     _add_separable_conv(net, 512, 87)
-    net.conv_norm_act(1024, 1)
+    net.add_conv_norm_act(1024, 1)
     _add_letter_classifier(net)
 
 
 def _add_separable_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
     """Add a depthwise convolution over the frames, a 1x1 convolution, a norm and an activation."""
-    net.conv(net.channels, (1, kernel), stride, groups=net.channels)
-    net.conv_norm_act(out, 1)
+    net.add_conv(net.channels, (1, kernel), stride, groups=net.channels)
+    net.add_conv_norm_act(out, 1)
 
 
 def _add_letter_classifier(net: NetworkBuilder) -> None:
     """Add the prediction of a letter for every frame and the CTC loss."""
-    net.conv(_LETTERS, 1, bias=True)
+    net.add_conv(_LETTERS, 1, bias=True)
     _add_ctc_loss(net)
 
 
 def _add_ctc_loss(net: NetworkBuilder) -> None:
     """Add the connectionist temporal classification (CTC) loss over all alignments of letters and frames."""
-    net.cross_entropy()
-    net.training_pointwise("alignments", kernels=2, absorbed=False)
+    net.add_cross_entropy()
+    net.add_training_pointwise("alignments", kernels=2, absorbed=False)
 
 
 def build_deepspeech2(net: NetworkBuilder, dims: DeepSpeech2) -> None:
@@ -149,16 +149,16 @@ def build_deepspeech2(net: NetworkBuilder, dims: DeepSpeech2) -> None:
 
     The outputs of an LSTM's two directions are summed. A batch norm separates consecutive LSTMs.
     """
-    net.conv_norm_act(32, (41, 11), 2)
-    net.conv_norm_act(32, (21, 11), (2, 1))
+    net.add_conv_norm_act(32, (41, 11), 2)
+    net.add_conv_norm_act(32, (21, 11), (2, 1))
     net.shape = net.channels * net.size[1], (1, 1, net.size[2])
     for number in range(dims.layers_deep):
         if number:
-            net.channel_norm()
+            net.add_channel_norm()
         sequence.add_lstm(net, dims.cells, directions=2)
         net.channels = dims.cells
         net.add_branch()
-    net.channel_norm()
+    net.add_channel_norm()
     _add_letter_classifier(net)
 
 
@@ -179,20 +179,20 @@ def build_rnnt(net: NetworkBuilder, dims: Rnnt) -> None:
     sequence.add_dense(net, joint)
     net.shape = joint, (1, symbols, frames)
     net.add_branch()
-    net.activate()
-    net.dropout()
+    net.add_activation()
+    net.add_dropout()
     sequence.add_dense(net, dims.vocabulary)
-    net.cross_entropy()
+    net.add_cross_entropy()
 
 
 def _add_lstm_stack(net: NetworkBuilder, cells: int, depth: int) -> None:
     """Add `depth` LSTMs of `cells` cells with dropout."""
     for _ in range(depth):
         sequence.add_lstm(net, cells)
-        net.dropout()
+        net.add_dropout()
 
 
-def build_tacotron2(net: NetworkBuilder, dims: Spoken) -> None:
+def build_tacotron2(net: NetworkBuilder, dims: SpeechSynthesis) -> None:
     """Build Tacotron 2: an encoder of letters, a loop over frames, and five convolutions over all frames.
 
     The encoder has three convolutions and a bidirectional LSTM. Each loop step has two dense layers over the previous
@@ -201,16 +201,16 @@ def build_tacotron2(net: NetworkBuilder, dims: Spoken) -> None:
     (bands, frames), letters = (net.channels, net.size), dims.symbols
     sequence.add_embedding(net, _SYMBOLS, 512, letters)
     for _ in range(3):
-        net.conv_norm_act(512, (1, 5))
-        net.dropout()
+        net.add_conv_norm_act(512, (1, 5))
+        net.add_dropout()
     sequence.add_lstm(net, 256, directions=2)
     text = net.channels
     sequence.add_dense(net, _ALIGNED, bias=False)
     net.shape = bands, frames
     for _ in range(2):
         sequence.add_dense(net, 256, bias=False)
-        net.activate()
-        net.dropout()
+        net.add_activation()
+        net.add_dropout()
     sequence.add_stepwise_lstm(net, 256 + text, 1024)
     sequence.add_stepwise_dense(net, 1024, _ALIGNED)
     # Filters over the attention weights so far, the sum, its tanh, a product, a softmax, and the weighted letters.
@@ -222,12 +222,12 @@ def build_tacotron2(net: NetworkBuilder, dims: Spoken) -> None:
     sequence.add_stepwise_dense(net, 1024 + text, bands + 1, bias=True)
     net.shape = bands, frames
     for out in (512, 512, 512, 512, bands):
-        net.conv_norm_act(out, (1, 5), activation="none" if out == bands else "tanh")
-        net.dropout()
-    net.training_pointwise("loss", reads=2.0, kernels=6)
+        net.add_conv_norm_act(out, (1, 5), activation="none" if out == bands else "tanh")
+        net.add_dropout()
+    net.add_training_pointwise("loss", reads=2.0, kernels=6)
 
 
-def build_fastpitch(net: NetworkBuilder, dims: Spoken) -> None:
+def build_fastpitch(net: NetworkBuilder, dims: SpeechSynthesis) -> None:
     """Build FastPitch: six layers over the letters, three predictors, and six layers over all frames.
 
     A layer has attention and two convolutions. The predictors estimate duration, pitch and energy.
@@ -241,22 +241,22 @@ def build_fastpitch(net: NetworkBuilder, dims: Spoken) -> None:
             attention.add_dot_product_attention(net, count, count, 64, 1)
             attention.add_dense(net, count, 64, width, bias=False)
             attention.add_layer_norm(net, count, width)
-            net.conv(1536, (1, 3), bias=True)
-            net.activate()
-            net.conv(width, (1, 3), bias=True)
+            net.add_conv(1536, (1, 3), bias=True)
+            net.add_activation()
+            net.add_conv(width, (1, 3), bias=True)
             net.add_branch()
             attention.add_layer_norm(net, count, width)
         if count == letters:
             for _ in ("duration", "pitch", "energy"):
                 net.shape = width, (1, 1, count)
                 for _ in range(2):
-                    net.conv(256, (1, 3), bias=True)
-                    net.activate()
+                    net.add_conv(256, (1, 3), bias=True)
+                    net.add_activation()
                     attention.add_layer_norm(net, count, 256)
-                net.conv(1, 1, bias=True)
+                net.add_conv(1, 1, bias=True)
     net.shape = width, (1, 1, frames)
-    net.conv(bands, 1, bias=True)
-    net.training_pointwise("loss", reads=2.0, kernels=6)
+    net.add_conv(bands, 1, bias=True)
+    net.add_training_pointwise("loss", reads=2.0, kernels=6)
 
 
 def build_wav2vec2(net: NetworkBuilder, dims: Wav2vec2) -> None:
@@ -266,15 +266,15 @@ def build_wav2vec2(net: NetworkBuilder, dims: Wav2vec2) -> None:
     of half of the frames with their targets and 100 distractors each.
     """
     for kernel, stride in ((10, 5), *[(3, 2)] * 4, *[(2, 2)] * 2):
-        net.conv(512, (1, kernel), stride)
+        net.add_conv(512, (1, kernel), stride)
         if kernel == 10:
-            net.channel_norm()
-        net.activate("gelu")
+            net.add_channel_norm()
+        net.add_activation("gelu")
     width, frames = dims.width, net.size[2]
     attention.add_layer_norm(net, frames, 512)
     sequence.add_dense(net, width)
-    net.conv(width, (1, 128), groups=16, bias=True)
-    net.activate("gelu")
+    net.add_conv(width, (1, 128), groups=16, bias=True)
+    net.add_activation("gelu")
     net.add_branch()
     for _ in range(dims.layers_deep):
         attention.add_multi_head_attention(net, frames, frames, width, dims.attention_heads)
@@ -288,6 +288,6 @@ def build_wav2vec2(net: NetworkBuilder, dims: Wav2vec2) -> None:
     elif net.numerics.training:
         net.shape = width, (1, 1, -(-frames // 2))
         sequence.add_dense(net, 256)
-        net.batched_matmul(frames / 2, 101.0, 256.0)
+        net.add_batched_matmul(frames / 2, 101.0, 256.0)
         net.channels = 101
-        net.cross_entropy()
+        net.add_cross_entropy()

@@ -54,7 +54,7 @@ def build_stylegan(net: NetworkBuilder, dims: StyleGan) -> None:
             _add_generator(net, dims, sides)
         net.parameters = counted
         net.shape = image
-        net.pointwise("augment", kernels=_AUGMENTING_KERNELS, absorbed=False)
+        net.add_pointwise("augment", kernels=_AUGMENTING_KERNELS, absorbed=False)
         net.has_gradient = True
         with _repeat_passes(net, _DISCRIMINATOR_PASSES):
             _add_discriminator(net, dims, sides)
@@ -92,8 +92,8 @@ def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> Non
     """Add the mapping network and the synthesis network, with modulated convolutions at each of `sides`."""
     net.shape = _STYLE, (1, 1, 1)
     for _ in range(dims.mapping_layers):
-        net.dense(_STYLE)
-        net.activate("leaky-relu")
+        net.add_dense(_STYLE)
+        net.add_activation("leaky-relu")
     net.shape = _count_channels(dims, 4), (1, 4, 4)
     net.parameters += net.channels * 16
     for side in sides:
@@ -104,8 +104,8 @@ def _add_generator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> Non
             net.continue_from(entry)
             _add_style(net)
             net.is_kept = True
-            net.conv(3, 1, bias=True)
-            net.resize(0.25)
+            net.add_conv(3, 1, bias=True)
+            net.add_resize(0.25)
             net.add_branch()
             net.shape = entry
 
@@ -114,7 +114,7 @@ def _add_style(net: NetworkBuilder) -> None:
     """Add a dense layer from the style to one scale per channel, and scale the current tensor."""
     net.parameters += (_STYLE + 1) * net.channels
     net.keep_elements(net.elements)
-    net.pointwise("modulate", absorbed=False, backward=(3.0, 1.0))
+    net.add_pointwise("modulate", absorbed=False, backward=(3.0, 1.0))
 
 
 def add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) -> None:
@@ -128,20 +128,20 @@ def add_modulated_conv(net: NetworkBuilder, out: int, *, doubles_side: bool) -> 
     net.keep_elements(net.batch * net.channels * out * 9 * 4.0 / net.numerics.element)
     if doubles_side:
         # The transposed convolution has the work of one over the smaller image.
-        net.conv(out, 3)
+        net.add_conv(out, 3)
         net.size = 1, 2 * height, 2 * width
         _add_filter(net)
     else:
-        net.conv(out, 3)
+        net.add_conv(out, 3)
     net.parameters += net.channels + 1
     net.keep_elements(net.elements)
-    net.pointwise("demodulate", absorbed=False, backward=(3.0, 1.0))
-    net.pointwise("bias-activation", absorbed=False, backward=(2.0, 1.0))
+    net.add_pointwise("demodulate", absorbed=False, backward=(3.0, 1.0))
+    net.add_pointwise("bias-activation", absorbed=False, backward=(2.0, 1.0))
 
 
 def _add_filter(net: NetworkBuilder) -> None:
     """Add a low-pass filter over the current tensor. Its gradient needs no tensor."""
-    net.pointwise("filter", reads=2.0, absorbed=False, backward=(2.0, 1.0))
+    net.add_pointwise("filter", reads=2.0, absorbed=False, backward=(2.0, 1.0))
 
 
 def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) -> None:
@@ -153,7 +153,7 @@ def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) ->
             entry, out = net.shape, _count_channels(dims, side // 2)
             net.keep_output()
             _add_filter(net)
-            net.conv(out, 1, 2)
+            net.add_conv(out, 1, 2)
             net.continue_from(entry)
             _add_activated_conv(net, entry[0], 3)
             net.keep_output()
@@ -163,15 +163,15 @@ def _add_discriminator(net: NetworkBuilder, dims: StyleGan, sides: list[int]) ->
     with _set_precision_at_side(net, dims, 4):
         net.channels += 1
         _add_activated_conv(net, _count_channels(dims, 4), 3)
-        net.dense(_count_channels(dims, 4))
-        net.activate("leaky-relu")
-        net.dense(1)
-        net.training_pointwise("loss", kernels=4)
+        net.add_dense(_count_channels(dims, 4))
+        net.add_activation("leaky-relu")
+        net.add_dense(1)
+        net.add_training_pointwise("loss", kernels=4)
 
 
 def _add_activated_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
     """Add a convolution with a bias and an activation."""
     # The activation's gradient needs its output alone, which the next convolution keeps.
-    net.conv(out, kernel, stride)
+    net.add_conv(out, kernel, stride)
     net.parameters += out
-    net.pointwise("bias-activation", absorbed=False, backward=(2.0, 1.0))
+    net.add_pointwise("bias-activation", absorbed=False, backward=(2.0, 1.0))

@@ -108,8 +108,8 @@ def build_mask_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
     if dims.hybrid:
         _add_fused_semantics(net, levels, dims.semantic_classes)
     _add_box_head(net, dims, levels)
-    net.run_on_host("crop", dims.mask_heads * _CROPPING * net.batch)
-    with _over_object_regions(net, dims):
+    net.add_host_operator("crop", dims.mask_heads * _CROPPING * net.batch)
+    with _repeat_per_object_region(net, dims):
         for before in range(dims.mask_heads):
             _add_mask_head(net, dims, levels, before)
     if dims.semantic_classes and not dims.hybrid:
@@ -135,27 +135,27 @@ def _add_mask_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape], be
         for head in range(before + 1 if dims.hybrid else 1):
             weights = net.parameters
             if head:
-                net.conv(PYRAMID, 1, bias=True)
-                net.activate()
+                net.add_conv(PYRAMID, 1, bias=True)
+                net.add_activation()
                 net.keep_output()
                 net.add_branch()
             for _ in range(4):
                 add_pyramid_conv(net, 3, normed=dims.head_norm)
-                net.activate()
+                net.add_activation()
             if dims.hybrid and head < before:
                 net.parameters = weights  # they are counted with the head that has them
     features = net.shape
-    net.up_conv(PYRAMID)
-    net.activate()
-    net.conv(dims.classes, 1, bias=True)
-    net.cross_entropy(2)
+    net.add_up_conv(PYRAMID)
+    net.add_activation()
+    net.add_conv(dims.classes, 1, bias=True)
+    net.add_cross_entropy(2)
     if dims.scored_masks:
         net.continue_from(features)
         for stride in (1, 1, 1, 2):
-            net.conv(PYRAMID, 3, stride, bias=True)
-            net.activate()
+            net.add_conv(PYRAMID, 3, stride, bias=True)
+            net.add_activation()
         for outputs in (1024, 1024, dims.classes):
-            net.dense(outputs)
+            net.add_dense(outputs)
 
 
 def build_keypoint_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
@@ -167,14 +167,14 @@ def build_keypoint_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
     if not dims.given_proposals:
         _add_region_proposals(net, dims, levels)
     _add_box_head(net, dims, levels)
-    with _over_object_regions(net, dims):
+    with _repeat_per_object_region(net, dims):
         _add_roi_align(net, levels[0][0], 14)
         for _ in range(8):
-            net.conv(512, 3, bias=True)
-            net.activate()
-        net.up_conv(17)
-        net.upsample()
-        net.cross_entropy(net.size[1] * net.size[2])
+            net.add_conv(512, 3, bias=True)
+            net.add_activation()
+        net.add_up_conv(17)
+        net.add_upsample()
+        net.add_cross_entropy(net.size[1] * net.size[2])
 
 
 def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> None:
@@ -185,7 +185,7 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
     """
     images = net.batch
     for _ in range(dims.cascade or 1):
-        net.run_on_host("match", _JOINED + MATCHING * images)
+        net.add_host_operator("match", _JOINED + MATCHING * images)
     net.batch = images * dims.proposals
     for _ in range(dims.cascade or 1):
         if dims.region_stage:
@@ -193,7 +193,7 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
             net.fixed_norms = not dims.trained_norms
             resnet.add_stage(net, dims, 4)
             net.fixed_norms = False
-            net.global_mean()
+            net.add_global_mean()
         else:
             if dims.pooling_branches:
                 _add_pooling_branches(net, dims, levels)
@@ -202,19 +202,19 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
                 _add_roi_align(net, levels[0][0], 14)
                 net.keep_output()  # the mean of each 2 x 2 pixels reads it again
                 net.shape = levels[0][0], (1, 7, 7)
-                net.pointwise("mean", reads=4.0, absorbed=False, backward=(1.0, 4.0))
+                net.add_pointwise("mean", reads=4.0, absorbed=False, backward=(1.0, 4.0))
                 net.add_branch()
             for _ in range(4 * dims.head_norm):
                 add_pyramid_conv(net, 3, normed=True)
-                net.activate()
+                net.add_activation()
             for _ in range(1 if dims.head_norm else 2):
-                net.dense(1024)
-                net.activate()
+                net.add_dense(1024)
+                net.add_activation()
         entry, classes = net.shape, dims.classes
-        net.dense(4 if dims.cascade else classes * 4)
+        net.add_dense(4 if dims.cascade else classes * 4)
         net.shape = entry
-        net.dense(classes)
-        net.cross_entropy()
+        net.add_dense(classes)
+        net.add_cross_entropy()
         net.shape = entry
     net.batch = images
 
@@ -233,14 +233,14 @@ def _add_pooling_branches(net: NetworkBuilder, dims: RegionCnn, levels: list[Sha
         for hidden, outputs in ((2, 2 * samples), (1, samples))[: dims.pooling_branches]:
             net.shape = entry
             for _ in range(hidden):
-                net.dense(1024)
-                net.activate()
-            net.dense(outputs)
+                net.add_dense(1024)
+                net.add_activation()
+            net.add_dense(outputs)
     net.batch = regions
 
 
 @contextmanager
-def _over_object_regions(net: NetworkBuilder, dims: RegionCnn) -> Iterator[None]:
+def _repeat_per_object_region(net: NetworkBuilder, dims: RegionCnn) -> Iterator[None]:
     """Run the layers added inside this context once per region that contains an object.
 
     There are a quarter of `proposals` such regions per image in training and 100 otherwise.
@@ -257,10 +257,10 @@ def _add_segmentation_head(net: NetworkBuilder, levels: list[Shape], classes: in
     Convolutions and upsampling bring every level to the size of the finest level, and the results are summed.
     """
     join_levels(net, levels)
-    net.conv(classes, 1, bias=True)
-    net.upsample()
-    net.upsample()
-    net.cross_entropy()
+    net.add_conv(classes, 1, bias=True)
+    net.add_upsample()
+    net.add_upsample()
+    net.add_cross_entropy()
 
 
 def _add_fused_semantics(net: NetworkBuilder, levels: list[Shape], classes: int) -> None:
@@ -275,21 +275,21 @@ def _add_fused_semantics(net: NetworkBuilder, levels: list[Shape], classes: int)
             net.continue_from(level)
         else:
             net.shape = PYRAMID, size
-            net.resize(level[1][1] * level[1][2] / (size[1] * size[2]))
-        net.conv(PYRAMID, 1, bias=True)
-        net.activate()
+            net.add_resize(level[1][1] * level[1][2] / (size[1] * size[2]))
+        net.add_conv(PYRAMID, 1, bias=True)
+        net.add_activation()
         net.keep_output()
         if index:
             net.add_branch()
     for _ in range(4):
-        net.conv(PYRAMID, 3, bias=True)
-        net.activate()
+        net.add_conv(PYRAMID, 3, bias=True)
+        net.add_activation()
     features = net.shape
-    net.conv(classes, 1, bias=True)
-    net.cross_entropy()
+    net.add_conv(classes, 1, bias=True)
+    net.add_cross_entropy()
     net.continue_from(features)
-    net.conv(PYRAMID, 1, bias=True)
-    net.activate()
+    net.add_conv(PYRAMID, 1, bias=True)
+    net.add_activation()
 
 
 def _balance_levels(net: NetworkBuilder, levels: list[Shape]) -> None:
@@ -303,15 +303,15 @@ def _balance_levels(net: NetworkBuilder, levels: list[Shape]) -> None:
         if index < 2:
             net.keep_output()
         net.shape = middle
-        net.pointwise("pool" if index < 2 else "resize")
+        net.add_pointwise("pool" if index < 2 else "resize")
         net.add_branch()
     pixels = middle[1][1] * middle[1][2]
     attention.add_pixel_attention(net, float(pixels), PYRAMID)
-    net.conv(PYRAMID, 1, bias=True)
+    net.add_conv(PYRAMID, 1, bias=True)
     net.add_branch()
     for level in levels:
         net.shape = level
-        net.resize(pixels / (level[1][1] * level[1][2]))
+        net.add_resize(pixels / (level[1][1] * level[1][2]))
         net.add_branch()
 
 
@@ -341,18 +341,18 @@ def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shap
 
     def add_anchors() -> None:
         """Add the convolutions of one level."""
-        net.conv(net.channels, 3, bias=True)
-        net.activate()
+        net.add_conv(net.channels, 3, bias=True)
+        net.add_activation()
         if dims.guided:
             add_guided_anchors(net)
         entry = net.shape
-        net.conv(anchors, 1, bias=True)
+        net.add_conv(anchors, 1, bias=True)
         net.continue_from(entry)
-        net.conv(anchors * 4, 1, bias=True)
+        net.add_conv(anchors * 4, 1, bias=True)
 
     add_shared_head(net, levels, add_anchors)
     raise_peak_to_overlaps(net, dims, levels, anchors)
-    net.run_on_host("propose", _JOINED + (MATCHING + _PROPOSING) * net.batch)
+    net.add_host_operator("propose", _JOINED + (MATCHING + _PROPOSING) * net.batch)
 
 
 def _add_roi_align(net: NetworkBuilder, channels: int, side: int) -> None:
@@ -369,4 +369,4 @@ def _add_roi_align(net: NetworkBuilder, channels: int, side: int) -> None:
     added = _NEIGHBOURS * max(_REGION / side, 1.0) ** 2
     sector_bytes = constants.shipped_constants().kernels.sector_bytes
     written = added if numerics.channels_last else added * sector_bytes / numerics.element
-    net.pointwise("align", reads=float(_NEIGHBOURS), absorbed=False, backward=(1.0, written))
+    net.add_pointwise("align", reads=float(_NEIGHBOURS), absorbed=False, backward=(1.0, written))

@@ -59,31 +59,31 @@ def build_unet(net: NetworkBuilder, dims: Unet) -> None:
     skips = []
     for level, width in enumerate(channels):
         if pooled and level:
-            net.pool(2, 2)
+            net.add_pool(2, 2)
         _add_unet_conv(net, dims, width, 2 if level and not pooled else 1)
         _add_unet_conv(net, dims, width)
         skips.append(net.shape)
-        net.sum_branch_gradients(1 + (level < depth - 1))
+        net.add_branch_gradient_sums(1 + (level < depth - 1))
     up = channels[-2]
     for level in range(depth - 2, -1, -1):
         width = channels[level]
-        net.up_conv(up if narrowing else width)
+        net.add_up_conv(up if narrowing else width)
         if narrowing:
-            net.activate()
-        net.concatenate(net.channels + width)
+            net.add_activation()
+        net.add_concatenation(net.channels + width)
         _add_unet_conv(net, dims, width)
         up = width // 2
         _add_unet_conv(net, dims, up if narrowing and level else width)
-    net.conv(dims.classes, 1, bias=True)
-    net.cross_entropy(max(2, net.channels))
+    net.add_conv(dims.classes, 1, bias=True)
+    net.add_cross_entropy(max(2, net.channels))
 
 
 def _add_unet_conv(net: NetworkBuilder, dims: Unet, out: int, stride: int = 1) -> None:
     """Add a 3x3 convolution, an optional batch norm and an activation."""
-    net.conv(out, 3, stride, bias=not dims.batch_norm, padding=0 if dims.valid else None)
+    net.add_conv(out, 3, stride, bias=not dims.batch_norm, padding=0 if dims.valid else None)
     if dims.batch_norm:
-        net.channel_norm()
-    net.activate()
+        net.add_channel_norm()
+    net.add_activation()
 
 
 def build_vnet(net: NetworkBuilder, dims: Vnet) -> None:
@@ -100,23 +100,23 @@ def build_vnet(net: NetworkBuilder, dims: Vnet) -> None:
         _add_residual_block(net, convolutions)
         skips.append(net.channels)
     for width in reversed(skips[1:-1]):
-        net.up_conv(width)
-        net.channel_norm()
-        net.activate()
-        net.concatenate(2 * width)
+        net.add_up_conv(width)
+        net.add_channel_norm()
+        net.add_activation()
+        net.add_concatenation(2 * width)
         _add_residual_block(net, convolutions)
-    net.up_conv(base)
-    net.channel_norm()
-    net.activate()
-    net.conv(dims.classes, 3, bias=True)
-    net.cross_entropy()
+    net.add_up_conv(base)
+    net.add_channel_norm()
+    net.add_activation()
+    net.add_conv(dims.classes, 3, bias=True)
+    net.add_cross_entropy()
 
 
 def _add_vnet_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
     """Add a convolution with a bias, a norm and an activation."""
-    net.conv(out, kernel, stride, bias=True)
-    net.channel_norm()
-    net.activate()
+    net.add_conv(out, kernel, stride, bias=True)
+    net.add_channel_norm()
+    net.add_activation()
 
 
 def _add_residual_block(net: NetworkBuilder, convolutions: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model import numbered
+from tilecast.model import numbered_field
 from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.images import Classifier
 
@@ -22,7 +22,7 @@ class VideoResNet(Classifier):
     """Dimensions of a ResNet over clips."""
 
     classes: int = 400
-    stages: tuple[int, int, int, int] = numbered("stage")
+    stages: tuple[int, int, int, int] = numbered_field("stage")
     """Blocks of each stage."""
     bottleneck: bool = False
     """Whether blocks have three convolutions, with a narrow one in the middle, rather than two."""
@@ -30,7 +30,7 @@ class VideoResNet(Classifier):
     """Images that a kernel of the stem reads."""
     stem_stride: int = 1
     """Factor by which the stem's convolution shortens the clip, and its pooling shortens it again."""
-    inflated: tuple[int, ...] = numbered("inflated", default=(0, 0, 1, 1))
+    inflated: tuple[int, ...] = numbered_field("inflated", default=(0, 0, 1, 1))
     """Distance, per stage, between blocks that also read the previous and the next image. 0 if no block does."""
     factored: bool = False
     """Whether a convolution over space and one over time replace each convolution, with a stride in both (R(2+1)D)."""
@@ -65,19 +65,19 @@ def build_video_resnet(net: NetworkBuilder, dims: VideoResNet) -> None:
             fast.append(net.shape)
             if number < 4:
                 net.continue_from(net.shape)
-                net.conv(_LATERAL * net.channels, (5, 1, 1), (dims.fast, 1, 1))
+                net.add_conv(_LATERAL * net.channels, (5, 1, 1), (dims.fast, 1, 1))
         lateral = net.channels if dims.fast and number < 4 else 0
         net.shape = slow[-1]
         _add_path_stage(net, dims, number)
         if lateral:
-            net.concatenate(net.channels + lateral)
+            net.add_concatenation(net.channels + lateral)
         slow.append(net.shape)
     if dims.fast:
         net.channels += fast[-1][0]
-    net.global_mean()
-    net.dropout()
-    net.dense(dims.classes)
-    net.cross_entropy()
+    net.add_global_mean()
+    net.add_dropout()
+    net.add_dense(dims.classes)
+    net.add_cross_entropy()
 
 
 def _add_path_stage(net: NetworkBuilder, dims: VideoResNet, number: int, narrow: int = 1) -> None:
@@ -89,12 +89,12 @@ def _add_path_stage(net: NetworkBuilder, dims: VideoResNet, number: int, narrow:
     if number == 0:
         depth = 5 if narrow > 1 else dims.stem_depth
         if dims.factored:
-            net.conv_norm_act(45, (1, 7, 7), (1, 2, 2))
-            net.conv_norm_act(64, (3, 1, 1))
-            net.pool((1, 3, 3), (1, 2, 2))
+            net.add_conv_norm_act(45, (1, 7, 7), (1, 2, 2))
+            net.add_conv_norm_act(64, (3, 1, 1))
+            net.add_pool((1, 3, 3), (1, 2, 2))
             return
-        net.conv_norm_act(64 // narrow, (depth, 7, 7), (dims.stem_stride, 2, 2))
-        net.pool((1, 3, 3), (dims.stem_stride, 2, 2))
+        net.add_conv_norm_act(64 // narrow, (depth, 7, 7), (dims.stem_stride, 2, 2))
+        net.add_pool((1, 3, 3), (dims.stem_stride, 2, 2))
         return
     width = 64 * 2 ** (number - 1) // narrow
     every = 1 if narrow > 1 else dims.inflated[number - 1]
@@ -109,26 +109,26 @@ def _add_block(net: NetworkBuilder, dims: VideoResNet, width: int, stride: int, 
     entry, flat = net.shape, (1, stride, stride)
     over_time, out = 3 if inflated else 1, 4 * width if dims.bottleneck else width
     if dims.bottleneck:
-        net.conv_norm_act(width, (1 if dims.depthwise else over_time, 1, 1))
+        net.add_conv_norm_act(width, (1 if dims.depthwise else over_time, 1, 1))
         if dims.depthwise:
-            net.conv_norm_act(width, 3, (stride,) * 3, groups=width)
+            net.add_conv_norm_act(width, 3, (stride,) * 3, groups=width)
         else:
-            net.conv_norm_act(width, (1, 3, 3), flat)
-        net.conv_norm_act(out, 1, activation="none")
+            net.add_conv_norm_act(width, (1, 3, 3), flat)
+        net.add_conv_norm_act(out, 1, activation="none")
     elif dims.factored:
         _add_factored(net, out, stride)
-        net.activate()
+        net.add_activation()
         _add_factored(net, out, 1)
     else:
-        net.conv_norm_act(out, (over_time, 3, 3), flat)
-        net.conv_norm_act(out, (over_time, 3, 3), activation="none")
+        net.add_conv_norm_act(out, (over_time, 3, 3), flat)
+        net.add_conv_norm_act(out, (over_time, 3, 3), activation="none")
     leave = net.shape
     if leave != entry:
         net.continue_from(entry)
         shrinks = dims.factored or dims.depthwise
-        net.conv_norm_act(leave[0], 1, (stride,) * 3 if shrinks else flat, activation="none")
+        net.add_conv_norm_act(leave[0], 1, (stride,) * 3 if shrinks else flat, activation="none")
     net.add_branch()
-    net.activate()
+    net.add_activation()
 
 
 def _add_factored(net: NetworkBuilder, out: int, stride: int) -> None:
@@ -137,9 +137,9 @@ def _add_factored(net: NetworkBuilder, out: int, stride: int) -> None:
     The two have as many parameters as one 3x3x3 convolution (section 3.5).
     """
     between = net.channels * out * 27 // (9 * net.channels + 3 * out)
-    net.conv_norm_act(between, (1, 3, 3), (1, stride, stride))
-    net.conv(out, (3, 1, 1), (stride, 1, 1))
-    net.channel_norm()
+    net.add_conv_norm_act(between, (1, 3, 3), (1, stride, stride))
+    net.add_conv(out, (3, 1, 1), (stride, 1, 1))
+    net.add_channel_norm()
 
 
 def _add_nonlocal(net: NetworkBuilder) -> None:
@@ -152,15 +152,15 @@ def _add_nonlocal(net: NetworkBuilder) -> None:
     scores = pixels * pixels / 4
     for _ in range(3):
         net.continue_from(shape)
-        net.conv(inner, 1, bias=True)
+        net.add_conv(inner, 1, bias=True)
     for rows, cols, depth in ((pixels, pixels / 4, float(inner)), (pixels, float(inner), pixels / 4)):
-        net.batched_matmul(rows, cols, depth)
-    net.pointwise("softmax", net.batch * scores, reads=2.0, absorbed=False)
+        net.add_batched_matmul(rows, cols, depth)
+    net.add_pointwise("softmax", net.batch * scores, reads=2.0, absorbed=False)
     pooled = pixels / 4 * 2 * inner * (1.0 + 8.0 / net.numerics.element)
     net.keep_elements(net.batch * (scores * (1.0 + net.numerics.keeps_softmax_input) + pooled + 3 * pixels * inner))
     net.raise_peak(2.0 * net.batch * scores)
     net.shape = inner, shape[1]
-    net.conv_norm_act(shape[0], 1, activation="none")
+    net.add_conv_norm_act(shape[0], 1, activation="none")
     net.add_branch()
 
 
@@ -168,12 +168,12 @@ def build_c3d(net: NetworkBuilder, dims: Clip) -> None:
     """Build C3D: eight convolutions of 3x3x3, five poolings and two wide dense layers."""
     for number, (width, convolutions) in enumerate(((64, 1), (128, 1), (256, 2), (512, 2), (512, 2))):
         for _ in range(convolutions):
-            net.conv(width, 3, bias=True)
-            net.activate()
-        net.pool((1 if number == 0 else 2, 2, 2), (1 if number == 0 else 2, 2, 2))
+            net.add_conv(width, 3, bias=True)
+            net.add_activation()
+        net.add_pool((1 if number == 0 else 2, 2, 2), (1 if number == 0 else 2, 2, 2))
     for _ in range(2):
-        net.dense(4096)
-        net.activate()
-        net.dropout()
-    net.dense(dims.classes)
-    net.cross_entropy()
+        net.add_dense(4096)
+        net.add_activation()
+        net.add_dropout()
+    net.add_dense(dims.classes)
+    net.add_cross_entropy()

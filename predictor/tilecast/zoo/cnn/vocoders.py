@@ -41,22 +41,22 @@ class HifiGan(Images):
 
 def build_hifigan(net: NetworkBuilder, dims: HifiGan) -> None:
     """Build a generator that makes 256 sound samples of each spectrum frame. In training, add the discriminators."""
-    net.conv(dims.base, (1, 7), bias=True)
+    net.add_conv(dims.base, (1, 7), bias=True)
     for stride, kernel in _STAGES:
-        net.activate("leaky-relu")
+        net.add_activation("leaky-relu")
         _add_transposed_conv(net, net.channels // 2, kernel, stride)
         entry = net.shape
         for width in _KERNELS:
             net.continue_from(entry)
             for _ in range(3):
                 for _ in range(2):
-                    net.activate("leaky-relu")
-                    net.conv(net.channels, (1, width), bias=True)
+                    net.add_activation("leaky-relu")
+                    net.add_conv(net.channels, (1, width), bias=True)
                 net.add_branch()
             net.add_branch()
-    net.activate("leaky-relu")
-    net.conv(1, (1, 7), bias=True)
-    net.activate("tanh")
+    net.add_activation("leaky-relu")
+    net.add_conv(1, (1, 7), bias=True)
+    net.add_activation("tanh")
     if net.numerics.training:
         samples, batch = net.size[2], net.batch
         net.batch = batch * _PASSES
@@ -67,7 +67,7 @@ def build_hifigan(net: NetworkBuilder, dims: HifiGan) -> None:
 def _add_transposed_conv(net: NetworkBuilder, out: int, kernel: int, stride: int) -> None:
     """Add a transposed convolution that turns each column into `kernel` columns and adds them at distance `stride`."""
     columns = net.size[2]
-    net.conv(out * kernel, 1)
+    net.add_conv(out * kernel, 1)
     net.shape = out, (1, 1, columns * stride)
     net.parameters += out
 
@@ -80,21 +80,21 @@ def _add_discriminators(net: NetworkBuilder, samples: int) -> None:
     for period in _PERIODS:
         net.shape = 1, (1, -(-samples // period), period)
         for out, stride in ((32, 3), (128, 3), (512, 3), (1024, 3), (1024, 1)):
-            net.conv(out, (5, 1), (stride, 1), bias=True)
+            net.add_conv(out, (5, 1), (stride, 1), bias=True)
             _add_feature_loss(net)
-        net.conv(1, (3, 1), bias=True)
+        net.add_conv(1, (3, 1), bias=True)
     for scale in range(3):
         net.shape = 1, (1, 1, samples // 2**scale)
         for out, kernel, stride, groups in _SCALES:
-            net.conv(out, (1, kernel), stride, groups=groups, bias=True)
+            net.add_conv(out, (1, kernel), stride, groups=groups, bias=True)
             _add_feature_loss(net)
-        net.conv(1, (1, 3), bias=True)
+        net.add_conv(1, (1, 3), bias=True)
 
 
 def _add_feature_loss(net: NetworkBuilder) -> None:
     """Add an activation and the loss that compares it between real and generated sound."""
-    net.activate("leaky-relu")
-    net.pointwise("feature-loss", kernels=2, absorbed=False)
+    net.add_activation("leaky-relu")
+    net.add_pointwise("feature-loss", kernels=2, absorbed=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -109,7 +109,7 @@ def build_waveglow(net: NetworkBuilder, dims: WaveGlow) -> None:
     """Build WaveGlow: twelve flow steps over a sound, each with a residual stack of convolutions."""
     width, samples = dims.channels, net.size[2]
     net.shape = _MELS, (1, 1, -(-samples // _HOP))
-    net.conv(_MELS * _WINDOW, 1)
+    net.add_conv(_MELS * _WINDOW, 1)
     vectors = (1, 1, samples // _GROUP)
     spectrum = _MELS * _GROUP, vectors
     channels = _GROUP
@@ -117,25 +117,25 @@ def build_waveglow(net: NetworkBuilder, dims: WaveGlow) -> None:
         if flow and flow % _EARLY_EVERY == 0:
             channels -= _EARLY
         net.shape = channels, vectors
-        net.conv(channels, 1)
+        net.add_conv(channels, 1)
         net.shape = spectrum
-        net.conv(2 * width * _LAYERS, 1, bias=True)
+        net.add_conv(2 * width * _LAYERS, 1, bias=True)
         net.shape = channels // 2, vectors
-        net.conv(width, 1, bias=True)
+        net.add_conv(width, 1, bias=True)
         for layer in range(_LAYERS):
             _add_flow_layer(net, width, last=layer == _LAYERS - 1)
-        net.conv(channels, 1, bias=True)
+        net.add_conv(channels, 1, bias=True)
         net.channels = channels // 2
-        net.pointwise("couple", reads=3.0, backward=(3.0, 3.0))
+        net.add_pointwise("couple", reads=3.0, backward=(3.0, 3.0))
 
 
 def _add_flow_layer(net: NetworkBuilder, width: int, *, last: bool) -> None:
     """Add one layer of a flow's residual stack. The `last` layer has only a skip output."""
-    net.conv(2 * width, (1, 3), bias=True)
+    net.add_conv(2 * width, (1, 3), bias=True)
     net.keep_elements(net.elements)
     net.channels = width
-    net.pointwise("gate", reads=4.0, absorbed=False, backward=(5.0, 2.0))
-    net.conv(width if last else 2 * width, 1, bias=True)
+    net.add_pointwise("gate", reads=4.0, absorbed=False, backward=(5.0, 2.0))
+    net.add_conv(width if last else 2 * width, 1, bias=True)
     net.channels = width
     for _ in range(1 if last else 2):
         net.add_branch()

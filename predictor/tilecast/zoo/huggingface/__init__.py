@@ -15,18 +15,18 @@ from tilecast import shipped, zoo
 from tilecast.model import Model
 from tilecast.spec import SpecError
 from tilecast.zoo.huggingface import heads, parts, patterns, reading, remarks
-from tilecast.zoo.huggingface.expressions import first_key
+from tilecast.zoo.huggingface.expressions import find_first_key
 from tilecast.zoo.reading import find_dimension_type, list_required_dimensions
 
 
-def supported_types() -> tuple[str, ...]:
+def list_supported_types() -> tuple[str, ...]:
     """Return, sorted, every `model_type` of transformers and `_class_name` of diffusers that can be read."""
-    return tuple(sorted(name for name in _type_tables() if not name.startswith("*")))
+    return tuple(sorted(name for name in _complete_type_tables() if not name.startswith("*")))
 
 
 def list_expressions(kind: str) -> tuple[str, ...]:
     """Return the expressions that compute a model's dimensions from a config of this type."""
-    return tuple(_type_tables()[kind]["read"].values())
+    return tuple(_complete_type_tables()[kind]["read"].values())
 
 
 def find_defaults(kind: str) -> Mapping[str, Any]:
@@ -34,13 +34,13 @@ def find_defaults(kind: str) -> Mapping[str, Any]:
 
     A type without an entry in `defaults.toml` has the defaults of the type that it extends (`like`).
     """
-    if kind not in _written_defaults() and "like" in _written_tables()[kind]:
-        return find_defaults(_written_tables()[kind]["like"])
-    return _written_defaults().get(kind, {})
+    if kind not in _read_defaults() and "like" in _read_type_tables()[kind]:
+        return find_defaults(_read_type_tables()[kind]["like"])
+    return _read_defaults().get(kind, {})
 
 
 @cache
-def _written_defaults() -> Mapping[str, Mapping[str, Any]]:
+def _read_defaults() -> Mapping[str, Mapping[str, Any]]:
     """Return the content of `defaults.toml`: default values by type and key."""
     return shipped.read_table("tilecast.zoo.huggingface", "defaults.toml")
 
@@ -51,7 +51,7 @@ def is_config(document: Mapping[str, Any]) -> bool:
     return "kind" not in document and any(key in document for key in signs)
 
 
-def without_labels(config: Mapping[str, Any]) -> dict[str, Any]:
+def remove_label_tables(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the number of labels in place of its tables of label names."""
     labels = config.get("id2label")
     items = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
@@ -73,7 +73,7 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
         if "architecture" in config and "model_type" not in config:
             return _read_timm(config, field)
         kind = _find_type_table(config, field)
-        if parts.is_single_network(_type_tables()[kind]):
+        if parts.is_single_network(_complete_type_tables()[kind]):
             _require_set_dimension(kind, config, field)
         return _read_model(kind, config, field, config)
     except SpecError as error:
@@ -105,13 +105,13 @@ def _find_type_table(config: Mapping[str, Any], field: str) -> str:
         SpecError: no table fits.
     """
     stated = config.get("model_type", config.get("_class_name"))
-    if isinstance(stated, str) and (named := _types_by_letters().get(_keep_letters(stated))):
+    if isinstance(stated, str) and (named := _map_letters_to_types().get(_keep_letters(stated))):
         return named
     if isinstance(layer := config.get("ssm_cfg"), Mapping):
         return "*mamba2" if layer.get("layer") == "Mamba2" else "*mamba"
-    if stated is None and (named := _match_class(heads.first_architecture(config))):
+    if stated is None and (named := _find_type_of_class(heads.first_architecture(config))):
         return named
-    why = _refusal_reasons().get(str(stated))
+    why = _read_refusal_reasons().get(str(stated))
     if why is None and (stated is None or isinstance(stated, str)) and (likely := _guess_table(config)):
         return likely
     problem = "is missing" if stated is None else f"{str(stated)[:40]!r} is not supported"
@@ -120,22 +120,22 @@ def _find_type_table(config: Mapping[str, Any], field: str) -> str:
 
 
 @cache
-def _refusal_reasons() -> Mapping[str, str]:
+def _read_refusal_reasons() -> Mapping[str, str]:
     """Return, by type, why some frequently requested types cannot be read."""
     return shipped.read_table("tilecast.zoo.huggingface", "refused.toml")
 
 
-def _match_class(name: str) -> str:
+def _find_type_of_class(name: str) -> str:
     """Return the longest type with which the name of a transformers class begins, or an empty string."""
     spelled = _keep_letters(name)
-    begun = (kind for letters, kind in _types_by_letters().items() if spelled.startswith(letters))
+    begun = (kind for letters, kind in _map_letters_to_types().items() if spelled.startswith(letters))
     return max(begun, key=len, default="")
 
 
 @cache
-def _types_by_letters() -> Mapping[str, str]:
+def _map_letters_to_types() -> Mapping[str, str]:
     """Return every supported type, keyed by the letters and digits of its name."""
-    return {_keep_letters(kind): kind for kind in supported_types()}
+    return {_keep_letters(kind): kind for kind in list_supported_types()}
 
 
 def _keep_letters(name: str) -> str:
@@ -150,8 +150,8 @@ def _guess_table(config: Mapping[str, Any]) -> str:
     if config.get("kv_lora_rank"):
         kind = "*latent"
     else:
-        kind = "*moe" if reading.evaluate_or_none(_type_tables()["*moe"]["read"]["experts"], config) else "*"
-    read = _type_tables()[kind]["read"]
+        kind = "*moe" if reading.evaluate_or_none(_complete_type_tables()["*moe"]["read"]["experts"], config) else "*"
+    read = _complete_type_tables()[kind]["read"]
     stated = all(reading.evaluate_or_none(read[name], config) for name in ("layers", "hidden", "heads", "vocab"))
     return kind if stated and (config.get("intermediate_size") or kind == "*") else ""
 
@@ -161,7 +161,7 @@ def _read_model(kind: str, config: Mapping[str, Any], path: str, outer_config: M
 
     `path` is the config's place in error messages. The model is named after `outer_config`.
     """
-    table = _type_tables()[kind]
+    table = _complete_type_tables()[kind]
     if "within" in table:
         part, place = _find_part(kind, config, table["within"], path)
         model = _read_model(table["within_type"], part, place, part)
@@ -184,11 +184,11 @@ def _read_model(kind: str, config: Mapping[str, Any], path: str, outer_config: M
 
 def _require_set_dimension(kind: str, config: Mapping[str, Any], path: str) -> None:
     """Raise SpecError unless the config sets a dimension that its type needs. Defaults alone describe no model."""
-    table = _type_tables()[kind]
+    table = _complete_type_tables()[kind]
     read = table["read"]
     asked = [name for name in list_required_dimensions(table["family"]) if name in read]
     if not any(reading.evaluate_or_none(read[name], config) is not None for name in asked):
-        raise SpecError(f"{path}.{first_key(read[asked[0]])}", "is missing", f"a config of {kind} states it")
+        raise SpecError(f"{path}.{find_first_key(read[asked[0]])}", "is missing", f"a config of {kind} states it")
 
 
 def _read_language_model(kind: str, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
@@ -203,7 +203,7 @@ def _read_language_model(kind: str, table: Mapping[str, Any], config: Mapping[st
     part, place = _find_part(kind, config, key, path)
     inherited = {name: config[name] for name in _INHERITED if name in config}
     stated = part.get("model_type")
-    own = stated if isinstance(stated, str) and parts.is_single_network(_type_tables().get(stated)) else usual
+    own = stated if isinstance(stated, str) and parts.is_single_network(_complete_type_tables().get(stated)) else usual
     return _read_model(own, {**inherited, **part}, place, part)
 
 
@@ -232,9 +232,13 @@ def _read_tower(kind: str, config: Mapping[str, Any], path: str, outer_type: obj
     """
     stated = config.get("model_type")
     if isinstance(stated, str) and stated and stated != kind and stated != outer_type:
-        if parts.is_single_network(_type_tables().get(stated)):
+        if parts.is_single_network(_complete_type_tables().get(stated)):
             kind = stated
-        elif stated not in _type_tables() and _match_class(stated) != kind and not parts.has_same_prefix(stated, kind):
+        elif (
+            stated not in _complete_type_tables()
+            and _find_type_of_class(stated) != kind
+            and not parts.has_same_prefix(stated, kind)
+        ):
             return None
     return _read_model(kind, config, path, config)
 
@@ -245,7 +249,7 @@ def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
     Raises:
         SpecError: a key is missing or has an impossible value.
     """
-    table = dict(_type_tables()[kind])
+    table = dict(_complete_type_tables()[kind])
     read, usual = table.pop("read"), {} if kind.startswith("*") else find_defaults(kind)
     whole = {**usual, **config}
     for key, known in table.get("accepts", {}).items():
@@ -261,7 +265,7 @@ def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
             raise error.at(f"{path}.{error.field}") from None
     for name in list_required_dimensions(table["family"], table.get("pattern", ())):
         if name not in table:
-            key = first_key(read[name]) if name in read else name
+            key = find_first_key(read[name]) if name in read else name
             raise SpecError(f"{path}.{key}", "is missing", f"a config of {kind} states it")
     described = {key: value for key, value in table.items() if key not in _NOT_DIMENSIONS}
     try:
@@ -272,12 +276,12 @@ def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
         dimension = error.field.removeprefix("model.")
         names = {"kvHeads": "kv_heads", "headDim": "head_dim"}
         expression = read.get(names.get(dimension, dimension))
-        place = f"{path}.{first_key(expression)}" if expression else path
+        place = f"{path}.{find_first_key(expression)}" if expression else path
         raise SpecError(place, error.problem, error.remedy) from None
     inner = path.partition(".json.")[2]
     notes = [
         *remarks.describe_defaults(built, read, config, usual, inner),
-        *remarks.describe_unread(_type_tables()[kind], config),
+        *remarks.describe_unread_keys(_complete_type_tables()[kind], config),
     ]
     if kind in _GENERAL and "ffn_hidden" not in table:
         notes.append(f"The config states no width of the MLP: {built.ffn_hidden} is assumed.")
@@ -304,27 +308,29 @@ def _suggest_preset(config: Mapping[str, Any]) -> str:
     inner = config.get("text_config")
     part = inner if isinstance(inner, Mapping) else config
     stated = part.get("model_type")
-    kind = _types_by_letters().get(_keep_letters(stated), "*") if isinstance(stated, str) else "*"
-    table = _type_tables()[kind]
-    return remarks.suggest_preset(table["read"] or _type_tables()["*"]["read"], {**part, **_named(config)})
+    kind = _map_letters_to_types().get(_keep_letters(stated), "*") if isinstance(stated, str) else "*"
+    table = _complete_type_tables()[kind]
+    return remarks.suggest_preset(
+        table["read"] or _complete_type_tables()["*"]["read"], {**part, **_select_name_or_path(config)}
+    )
 
 
-def _named(config: Mapping[str, Any]) -> dict[str, Any]:
+def _select_name_or_path(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a mapping with only the `_name_or_path` of a config. It is empty if the config has none."""
     return {"_name_or_path": config["_name_or_path"]} if "_name_or_path" in config else {}
 
 
 @cache
-def _type_tables() -> Mapping[str, Mapping[str, Any]]:
+def _complete_type_tables() -> Mapping[str, Mapping[str, Any]]:
     """Return the table of each Hugging Face model type.
 
     A table with `like` inherits the entries of the type that `like` names.
     """
-    return {name: _fill_table(name) for name in _written_tables()}
+    return {name: _fill_table(name) for name in _read_type_tables()}
 
 
 @cache
-def _written_tables() -> Mapping[str, Mapping[str, Any]]:
+def _read_type_tables() -> Mapping[str, Mapping[str, Any]]:
     """Return the table of each type as it is in the TOML files."""
     files = shipped.read_tables("tilecast.zoo.huggingface", "types").values()
     return {name: table for tables in files for name, table in tables.items()}
@@ -332,6 +338,6 @@ def _written_tables() -> Mapping[str, Mapping[str, Any]]:
 
 def _fill_table(name: str) -> dict[str, Any]:
     """Return the table of a type, completed from the types that it extends."""
-    own = dict(_written_tables()[name])
+    own = dict(_read_type_tables()[name])
     base = _fill_table(own.pop("like")) if "like" in own else {}
     return {**base, **own, "read": {**base.get("read", {}), **own.get("read", {})}}

@@ -35,18 +35,18 @@ def evaluate(expression: str, config: Mapping[str, Any]) -> Value:
     return _evaluate_node(_parse(expression), config)
 
 
-def first_key(expression: str) -> str:
+def find_first_key(expression: str) -> str:
     """Return the first config key in an expression as a path, such as `attn_config.kv_n_heads` or `cutoffs.0`."""
     for node in ast.walk(_parse(expression)):
         if isinstance(node, ast.IfExp):
-            return first_key(ast.unparse(node.test if isinstance(node.body, ast.Constant) else node.body))
+            return find_first_key(ast.unparse(node.test if isinstance(node.body, ast.Constant) else node.body))
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
             return re.sub(r"\[(.+?)\]", r".\1", ast.unparse(node))
     return expression
 
 
 @cache
-def plain_keys(expression: str) -> tuple[str, ...]:
+def list_plain_keys(expression: str) -> tuple[str, ...]:
     """Return the alternatives of an expression (`a | b`) that are plain config keys, in order."""
     node, alternatives = _parse(expression), list[ast.expr]()
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -137,7 +137,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
-def _round_up(value: Value, multiple: Value) -> Value:
+def _round_up_to_multiple(value: Value, multiple: Value) -> Value:
     """Return `value` rounded up to a multiple of `multiple`, or None if either is absent."""
     return _compute(lambda x, n: math.ceil(x / n) * n if math.isfinite(x) else x, value, multiple)
 
@@ -146,7 +146,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "count": lambda items, word: items.count(word) if isinstance(items, list) else None,
     "len": lambda items: len(items) if isinstance(items, list | Mapping | str) else None,
     "sum": lambda items: sum(items) if isinstance(items, list) and all(map(_is_number, items)) else None,
-    "up": _round_up,
+    "up": _round_up_to_multiple,
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast.spec import SpecError
-from tilecast.zoo.huggingface.expressions import evaluate, first_key, plain_keys
+from tilecast.zoo.huggingface.expressions import evaluate, find_first_key, list_plain_keys
 from tilecast.zoo.reading import find_dimension_type
 
 _MOST = {"layers": 1024, "experts": 4096, "vocab": 2**22}
@@ -44,25 +44,25 @@ def fill_dimensions(
     whole = {**defaults, **config, "model": table}
     for name, expression in expressions.items():
         try:
-            key, value = _find_stated(expression, config)
+            key, value = _find_stated_value(expression, config)
             if value is None:
                 value = evaluate(expression, whole)
         except TypeError as error:
-            raise SpecError(f"{path}.{first_key(expression)}", f"{str(error)[:40]!r} is no size", _SIZE) from None
+            raise SpecError(f"{path}.{find_first_key(expression)}", f"{str(error)[:40]!r} is no size", _SIZE) from None
         if value is not None:
             table[name] = _convert_dimension(name, value, find_dimension_type(table["family"], name), f"{path}.{key}")
 
 
-def _find_stated(expression: str, config: Mapping[str, Any]) -> tuple[str, Any]:
+def _find_stated_value(expression: str, config: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the first alternative of an expression that is a key in the config, and its value.
 
     So keys of the config take precedence over defaults, even if the config uses an old name of a key. If the config has
     none of the keys, return the expression's first key and None.
     """
-    for key in plain_keys(expression):
+    for key in list_plain_keys(expression):
         if (value := evaluate(key, config)) is not None:
             return key, value
-    return first_key(expression), None
+    return find_first_key(expression), None
 
 
 def _convert_dimension(name: str, value: object, kind: str, field: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilecast import zoo
 from tilecast.model import Model
-from tilecast.zoo.huggingface.expressions import first_key
+from tilecast.zoo.huggingface.expressions import find_first_key
 from tilecast.zoo.huggingface.reading import evaluate_or_none
 from tilecast.zoo.reading import list_required_dimensions
 
@@ -67,7 +67,7 @@ _DERIVED = ("num_key_value_heads", "num_heads")
 """Counts of latent attention and of Mamba 2 that follow from other keys."""
 
 
-def describe_unread(table: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
+def describe_unread_keys(table: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return notes on the keys of a config that count parts of the model but are not read by its type's table.
 
     Parts that predict further tokens have their own note. Other keys are noted only for decoders, because the counts of
@@ -120,7 +120,7 @@ def suggest_preset(expressions: Mapping[str, str], config: Mapping[str, Any]) ->
         if not others:
             phrases.setdefault(0, f"the preset {preset.name}, which has these dimensions")
         elif len(others) == 1:
-            key = first_key(expressions[others[0]])
+            key = find_first_key(expressions[others[0]])
             phrases.setdefault(
                 1, f"the preset {preset.name}, which differs in {key} alone, {values[others[0]]} instead of "
                 f"{sizes[others[0]]!r:.20}"

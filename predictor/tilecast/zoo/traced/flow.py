@@ -100,9 +100,9 @@ class _DataFlowReader:
     def read(self) -> DataFlow:
         trace = self.trace
         for operator in trace.operators:
-            self._note_operator(operator)
+            self._record_operator(operator)
         groups = self._group_operators()
-        kept = [self._list_kept(group) for group in groups]
+        kept = [self._list_kept_tensors(group) for group in groups]
         segments = self._split_segments(groups, kept)
         counted: Counter[OperatorGroup] = Counter()
         for segment in segments:
@@ -112,12 +112,12 @@ class _DataFlowReader:
         return DataFlow(
             units=counted,
             parameters=sum(segment.parameters for segment in segments),
-            activations=self._measure_kept(dict.fromkeys(item for items in kept for item in items)),
+            activations=self._sum_kept_tensors(dict.fromkeys(item for items in kept for item in items)),
             segments=segments,
             output=self._describe_tensor(output) if is_answer else None,
         )
 
-    def _note_operator(self, operator: TraceOperator) -> None:
+    def _record_operator(self, operator: TraceOperator) -> None:
         """Record the properties that the outputs of an operator inherit from its inputs."""
         rule = OPERATORS[operator.kind]
         inputs = [name for name in operator.inputs if name]
@@ -221,7 +221,7 @@ class _DataFlowReader:
                 units += [OperatorGroup((CalledOperator("fork", (), (operand,), operand),), ())] * again
         return units
 
-    def _list_kept(self, group: list[TraceOperator]) -> list[Kept]:
+    def _list_kept_tensors(self, group: list[TraceOperator]) -> list[Kept]:
         """Return the tensors that a group of operators keeps until the backward pass."""
         tensors: list[Kept] = []
         for operator in group:
@@ -247,7 +247,7 @@ class _DataFlowReader:
         return [(what, self.root.get(name, name)) if what == "tensor" else (what, name) for what, name in tensors
                 if self.root.get(name, name) not in parameters]  # fmt: skip
 
-    def _measure_kept(self, items: Iterable[Kept]) -> Activations:
+    def _sum_kept_tensors(self, items: Iterable[Kept]) -> Activations:
         totals: dict[str, float] = defaultdict(float)
         for what, name in items:
             shape = self.trace.shapes[name]
@@ -277,7 +277,7 @@ class _DataFlowReader:
             counted = Counter(
                 unit for group in part for unit in (self._build_unit(group), *self._sum_gradients(group[-1]))
             )
-            segments.append(Segment(counted, parameters, self._measure_kept(items).batched, float(sizes_at[end])))
+            segments.append(Segment(counted, parameters, self._sum_kept_tensors(items).batched, float(sizes_at[end])))
         return tuple(segments)
 
     def _find_cuts(self, groups: list[list[TraceOperator]]) -> list[tuple[int, int]]:

@@ -84,18 +84,21 @@ class TraceIndex:
         inputs.remove(self.skip_casts(name))
         return inputs[0]
 
-    def is_closed(self, replaced: set[int], output: str) -> bool:
+    def has_no_other_reader(self, replaced: set[int], output: str) -> bool:
         """Return whether no other operator reads the outputs of `replaced` operators, apart from `output`."""
         for index in replaced:
             for name in self.operators[index].outputs:
-                if name != output and (name in self.trace.outputs or not self._reaches_only(name, replaced)):
+                if name != output and (name in self.trace.outputs or not self._is_read_only_by(name, replaced)):
                     return False
         return True
 
-    def _reaches_only(self, name: str, replaced: set[int]) -> bool:
+    def _is_read_only_by(self, name: str, replaced: set[int]) -> bool:
         return all(
             index in replaced
-            or (self.operators[index].kind == "cast" and self._reaches_only(self.operators[index].outputs[0], replaced))
+            or (
+                self.operators[index].kind == "cast"
+                and self._is_read_only_by(self.operators[index].outputs[0], replaced)
+            )
             for index in self.readers[name]
         )
 
@@ -160,7 +163,7 @@ def _match_norm(index: TraceIndex, position: int) -> LayerMatch | None:
         output = index.operators[further].outputs[0]
     shapes = index.trace.shapes
     cols = prod(shapes[index.operators[square].outputs[0]]) // prod(shapes[index.operators[mean].outputs[0]])
-    if not index.is_closed(set(steps), output):
+    if not index.has_no_other_reader(set(steps), output):
         return None
     return LayerMatch(frozenset(steps), TraceOperator(kind, (source, *learned), (output,), {"cols": cols}))
 
@@ -182,14 +185,14 @@ def _match_activation(index: TraceIndex, position: int) -> LayerMatch | None:
         if maker is not None and OPERATORS[index.operators[maker].kind].chained:
             front += [one for one in index.operators[maker].inputs if one in index.varying and one not in candidates]
     for source in candidates:
-        region = _find_closure(index, source, position)
+        region = _find_fused_region(index, source, position)
         if region is not None:
             output = index.operators[max(region)].outputs[0]
             return LayerMatch(frozenset(region), TraceOperator(_ACTIVATIONS[anchor.kind], (source,), (output,)))
     return None
 
 
-def _find_closure(index: TraceIndex, source: str, anchor: int) -> set[int] | None:
+def _find_fused_region(index: TraceIndex, source: str, anchor: int) -> set[int] | None:
     """Return the indices of the element-wise operators that compute a single output from `source`, or None.
 
     The `anchor` must be among them, and one of them must join two tensors that were computed from `source`.
@@ -207,7 +210,7 @@ def _find_closure(index: TraceIndex, source: str, anchor: int) -> set[int] | Non
         inner.update(one.outputs)
         joined = joined or len(varying) > 1
         pending = sorted(set(pending) | set(index.readers[one.outputs[0]]))
-        if joined and anchor in region and index.is_closed(region, one.outputs[0]):
+        if joined and anchor in region and index.has_no_other_reader(region, one.outputs[0]):
             last = _find_constant_factor(index, one.outputs[0])
             return region | ({last} if last is not None else set())
     return None
@@ -265,7 +268,7 @@ def _match_attention(index: TraceIndex, position: int) -> LayerMatch | None:
     steps.append(last)
     query, key = index.operators[product].inputs[:2]
     output = index.operators[last].outputs[0]
-    if len(shapes[query]) < 3 or len(shapes[key]) < 3 or not index.is_closed(set(steps), output):
+    if len(shapes[query]) < 3 or len(shapes[key]) < 3 or not index.has_no_other_reader(set(steps), output):
         return None
     heads = shapes[query][-3]
     attributes = {

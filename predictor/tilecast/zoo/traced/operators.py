@@ -165,7 +165,7 @@ def _emit_matmul(call: CalledOperator, emission: TraceScaling) -> list[Op]:
         )  # fmt: skip
     shapes = [("", rows, columns, depth)]
     shapes += [("", rows, depth, columns)] * left.trained + [("", columns, depth, rows)] * right.trained
-    return ops + layers.products(call.kind, emission.numerics, batch, *shapes, selective=False)
+    return ops + layers.matrix_products(call.kind, emission.numerics, batch, *shapes, selective=False)
 
 
 def _copy_transposed(call: CalledOperator, emission: TraceScaling, operands: int = 2) -> list[Op]:

@@ -42,7 +42,7 @@ def call_build(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, .
     return module, inputs
 
 
-def skip_filling() -> Any:
+def skip_tensor_filling() -> Any:
     """Return a context in which PyTorch's methods that fill an array in place skip large arrays of floats.
 
     The memory pages of weights are then never written. Weights take no physical memory and no time to initialise.

@@ -22,7 +22,7 @@ from tilecast.zoo.traced.torch_build import (
     call_build,
     find_timm_builder,
     import_builder,
-    skip_filling,
+    skip_tensor_filling,
     summarize_error,
 )
 from tilecast.zoo.traced.torch_operators import KINDS, READERS, list_tensors, read_operator_name
@@ -43,10 +43,10 @@ def trace(target: str) -> Trace:
         importlib.import_module("torch")
     except ImportError:
         raise SpecError("trace", "needs PyTorch", "run `pip install torch`; the CPU build will do") from None
-    return trace_of(find_timm_builder(target) if target.startswith(TIMM) else import_builder(target), target)
+    return trace_built_model(find_timm_builder(target) if target.startswith(TIMM) else import_builder(target), target)
 
 
-def trace_of(build: Callable[[], Any], target: str) -> Trace:
+def trace_built_model(build: Callable[[], Any], target: str) -> Trace:
     """Return the trace of the model that `build()` returns with its example inputs.
 
     The model is built from fake tensors. This fails if the model reads values of tensors, for instance a drop rate that
@@ -64,7 +64,7 @@ def trace_of(build: Callable[[], Any], target: str) -> Trace:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), _clone_on_deepcopy():
             return _trace_module(*call_build(build, target), target)
     except BuildError:
-        with skip_filling():
+        with skip_tensor_filling():
             module, inputs = call_build(build, target)
         return _trace_module(module, inputs, target)
 
@@ -155,7 +155,7 @@ class _ProgramReader:
                 value = node.meta.get("val")
                 if not hasattr(value, "shape"):
                     continue
-                self._note_shape(node.name, value)
+                self._record_shape(node.name, value)
                 if node.name in asked:
                     inputs.append(node.name)
                     first = value if first is None else first
@@ -181,7 +181,7 @@ class _ProgramReader:
         )
         return ExportedTrace(trace, tuple(self.paths))
 
-    def _note_shape(self, name: str, value: Any) -> None:
+    def _record_shape(self, name: str, value: Any) -> None:
         try:
             self.shapes[name] = tuple(max(1, int(size)) for size in value.shape)
         except Exception:
@@ -192,8 +192,8 @@ class _ProgramReader:
         if node.target.__name__ == "getitem":
             source, position = node.args
             name = f"{source.name}.{position}"
-            self._note_shape(node.name, node.meta["val"])
-            self._append(node, TraceOperator("part", (name,), (node.name,)))
+            self._record_shape(node.name, node.meta["val"])
+            self._append_operator(node, TraceOperator("part", (name,), (node.name,)))
             return
         value = node.meta.get("val")
         values = [value] if hasattr(value, "shape") else [one for one in value or () if hasattr(one, "shape")]
@@ -201,7 +201,7 @@ class _ProgramReader:
             return
         names = [node.name] if hasattr(value, "shape") else [f"{node.name}.{index}" for index in range(len(values))]
         for name, one in zip(names, values, strict=True):
-            self._note_shape(name, one)
+            self._record_shape(name, one)
         called = read_operator_name(node)
         inputs = tuple(one.name for one in list_tensors([*node.args, *node.kwargs.values()]))
         if called in READERS:
@@ -214,9 +214,9 @@ class _ProgramReader:
         inputs = tuple(name for name in inputs if name in self.shapes)
         if kind != "constant" and not inputs:
             kind = "constant"
-        self._append(node, TraceOperator(kind, inputs, tuple(names), attributes))
+        self._append_operator(node, TraceOperator(kind, inputs, tuple(names), attributes))
 
-    def _append(self, node: Any, operator: TraceOperator) -> None:
+    def _append_operator(self, node: Any, operator: TraceOperator) -> None:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         self.operators.append(operator)
         self.paths.append(str(stack[-1][0]) if stack else "")
