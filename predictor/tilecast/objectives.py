@@ -115,7 +115,7 @@ class ObjectiveRecord:
 
     @property
     def saves_gpus(self) -> bool:
-        """Whether a slower step on a part of a GPU can be better."""
+        """Whether the objective may prefer fewer GPUs, or a part of one, to a faster step."""
         return self.quantity.grows_with_gpus or self.fewest_gpus
 
 

@@ -119,11 +119,11 @@ class PoolLearningController:
     def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
         """Return the runs that correct the forecast of a job.
 
-        With own runs (those of `keys`), the own runs come first. Then comes the newest run of each setting (pool, GPUs
-        and plan) that no own run has, newest first.
+        If there are runs of the job itself (those of `keys`), they come first. One run follows for every other setting
+        (pool, GPUs and plan): the newest with that setting, newest first.
 
-        Without own runs, these are all runs of the workloads in the namespace, newest first. If there are none, they
-        are the runs of all jobs in the namespace whose names differ only in the generated suffix (`name_template`).
+        If the job has no run, return all runs of `workloads` in the namespace, newest first. If there are none either,
+        return those of jobs in the namespace whose names differ only in the generated suffix (`name_template`).
 
         The keys are reconciled again when a run of these workloads or names changes.
 

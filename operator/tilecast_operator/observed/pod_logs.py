@@ -123,8 +123,8 @@ def _is_launcher(pod: Document) -> bool:
 def _is_of_job(pod: Document, job: Job) -> bool:
     """Return whether a pod is not being deleted and belongs to a job.
 
-    Its controller must be the job, or a batch Job with the names of the job and of one of its pod groups. The Jobs of a
-    JobSet are recognised only by their names, because a pod does not name the owner of its owner.
+    The pod's controller must be the job. For a kind that creates batch Jobs, such as JobSet, it must be a Job with the
+    name JOB-GROUP-INDEX, because a pod does not name the owner of its owner.
     """
     metadata = as_mapping(pod.get("metadata"))
     owners = list_mappings_in(metadata.get("ownerReferences"))

@@ -74,14 +74,14 @@ def read_boards() -> BoardsFile:
 
 
 def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
-    """Return the board with a product string, derived from a shipped GPU, or the shipped GPU if it is equal.
+    """Return the GPU that a product string describes: a shipped GPU, or a variant of it.
 
     Return None if no shipped GPU has the chip and form factor in the string, or if the string names neither memory nor
     power nor clock.
 
     The board is derived from its sibling. This is the shipped GPU with the same chip and form factor and the nearest
     memory size. If the string names a type of memory, the board has as many stacks of this type as its size needs.
-    Otherwise memory of twice or half the sibling's size has denser chips and an equal bandwidth. Memory of any other
+    Without one, twice or half the memory is as many chips of another density, at an equal bandwidth. Memory of another
     size has a bandwidth proportional to the size. The sustained rates of tensor cores grow with the cube root of power.
     All rates of the chip are proportional to its clock.
 

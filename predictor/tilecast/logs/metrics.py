@@ -57,8 +57,8 @@ class MetricRow:
 def find_metric_run(rows: Sequence[MetricRow], name: str) -> LoggedRun | None:
     """Return the run from rows of metrics in recorded order, or None if there are too few steps.
 
-    A metric with the duration of a step is preferred, then one with a time. Otherwise the times of the rows are used
-    that have the most frequent training metric.
+    Step times come from a metric that holds the duration of a step. If none has enough steps, they come from one that
+    holds a time, and then from the times of those rows that hold the most frequent training metric.
 
     Args:
         rows: the rows.

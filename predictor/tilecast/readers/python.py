@@ -877,7 +877,7 @@ class _Reader:
         return made
 
     def _build_object(self, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
-        """Return the object that a call of a name from outside the folder builds."""
+        """Return the result of calling a function or class that is not defined in the folder."""
         last = name.rpartition(".")[2]
         if last == "deepcopy" and len(args) == 1:
             return self._copy(args[0], {})

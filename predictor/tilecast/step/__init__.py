@@ -219,17 +219,17 @@ class Steps:
         def by_degrees(formula: Callable[[ShardedGraph, Plans, Rows], Value]) -> DistinctValues[Value]:
             return evaluate_per_distinct(("degrees",), formula)
 
-        def sync_at(sharded: ShardedGraph, plans: Plans, rows: Rows) -> SyncSeconds:
+        def sync_seconds_at(sharded: ShardedGraph, plans: Plans, rows: Rows) -> SyncSeconds:
             weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
             return replica_sync_seconds(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
 
         def boundary_seconds_at(sharded: ShardedGraph, plans: Plans, rows: Rows) -> Floats:
             return boundary_seconds(workload, sharded, plans, pool) / speed_at(rows)
 
-        def copies_at(_: ShardedGraph, plans: Plans, rows: Rows) -> Floats:
+        def copy_seconds_at(_: ShardedGraph, plans: Plans, rows: Rows) -> Floats:
             return copy_seconds(workload, held.take(rows), plans, copies_per_s)
 
-        def update_at(_: ShardedGraph, plans: Plans, rows: Rows) -> Floats:
+        def optimizer_seconds_at(_: ShardedGraph, plans: Plans, rows: Rows) -> Floats:
             return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
 
         layered: tuple[Column, ...] = ("pipeline",) if workload.recompute_layers is not None else ()
@@ -253,14 +253,14 @@ class Steps:
             ),
             boundary_s=evaluate_per_distinct(("shard", "degrees"), boundary_seconds_at),
             held=held,
-            sync=by_degrees(sync_at),
+            sync=by_degrees(sync_seconds_at),
             straggler=by_degrees(lambda _, plans, __: straggler_factor(workload, plans, constant)),
             once_s=by_degrees(lambda _, plans, __: host_s + gradient_wait_seconds(workload, graph, plans, constant)),
             calibrated=by_degrees(
                 lambda _, plans, __: _CalibrationCorrections(*columns(gpu.name, workload, plans.gpus))
             ),
-            copied_s=inputs.evaluate_per_zero_stage(("degrees", "accumulates"), copies_at),
-            update_s=inputs.evaluate_per_zero_stage(("degrees",), update_at),
+            copied_s=inputs.evaluate_per_zero_stage(("degrees", "accumulates"), copy_seconds_at),
+            update_s=inputs.evaluate_per_zero_stage(("degrees",), optimizer_seconds_at),
         )
 
     def total_seconds(self, rows: slice) -> tuple[Floats, Floats]:

@@ -161,7 +161,7 @@ class StepInputs:
         return DistinctValues(formula(self.sharded.take(four), plans, four).reshape(4, -1), rows.index)
 
     def _distinct_rows(self, names: tuple[Column, ...]) -> tuple[DistinctRows, ShardedGraph, Plans]:
-        """Return the distinct combinations of values in the named columns, and the shards and plans of these rows."""
+        """Return the rows with distinct values in the named columns, with the sharded graph and the plans of each."""
         if names not in self._distinct:
             rows = distinct_rows(*(self._columns[name] for name in names))
             is_whole = len(self.plans) == 1

@@ -300,7 +300,7 @@ def find_zero_rows(stage: Ints, virtual_stages: Ints, rows: int) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _ExposedSeconds:
-    """Exposed seconds of data-parallel collectives, which no pass hides, (n,)."""
+    """Seconds of data-parallel collectives that no forward or backward pass overlaps, (n,) for n plans."""
 
     reduced: Floats
     """All-reduce of all gradients, during the last backward pass."""

@@ -216,7 +216,7 @@ def _add_linear_attention(mixer: Mixer) -> None:
 def _add_delta(mixer: Mixer) -> None:
     """Add Gated DeltaNet.
 
-    It has `key_heads` of width `state`, and values of `inner` channels in heads of `inner_head`.
+    Keys have `key_heads` heads of width `state`. Values have `inner` channels, in heads of width `inner_head`.
     """
     dims, h, t = mixer.dims, float(mixer.workload.model.hidden), mixer.rank.tensor
     values, width, state = dims.inner / t, dims.inner_head, dims.state

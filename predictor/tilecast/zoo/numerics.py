@@ -162,7 +162,7 @@ class Numerics:
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=ELEMENT_BYTES[workload.precision] if keeps_fp8 else element,
             norm_extra=_count_extra_norm_bytes(workload, framework, autocasts),
-            chain_extra=4.0 if _composes_norms(workload, framework) else 0.0,
+            chain_extra=4.0 if _runs_norms_unfused(workload, framework) else 0.0,
             gelu_extra=_count_extra_gelu_bytes(workload, framework, element, autocasts),
             casts_inputs=autocasts and "elementwise" not in passes,
             score_extra=score_extra + _count_score_input_bytes(workload, framework, wide=score_extra > 0),
@@ -217,7 +217,7 @@ def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts
         return 0.0
     if autocasts:
         return 2.0 if workload.model.dropout else 4.0
-    return 4.0 if _composes_norms(workload, framework) else 0.0
+    return 4.0 if _runs_norms_unfused(workload, framework) else 0.0
 
 
 def _count_score_input_bytes(workload: Workload, framework: Framework, *, wide: bool) -> float:
@@ -238,7 +238,7 @@ _HAND_WRITTEN: frozenset[Composed] = frozenset(("rmsnorm", "layernorm", "gelu", 
 """Operators that a hand-written model composes."""
 
 
-def _composes_norms(workload: Workload, framework: Framework) -> bool:
+def _runs_norms_unfused(workload: Workload, framework: Framework) -> bool:
     composed = workload.model.rms_norm and "rmsnorm" in _list_composed(workload, framework)
     return workload.training and composed and "norm" not in fuse.passes(workload)
 
@@ -253,10 +253,10 @@ def _count_extra_norm_bytes(workload: Workload, framework: Framework, autocasts:
     """
     if not workload.training or "norm" in fuse.passes(workload):
         return 0.0
-    if workload.lora_rank and _composes_norms(workload, framework):
+    if workload.lora_rank and _runs_norms_unfused(workload, framework):
         return 2.0
     wide = 2.0 if autocasts else 0.0
-    return wide + (4.0 if _composes_norms(workload, framework) else 0.0)
+    return wide + (4.0 if _runs_norms_unfused(workload, framework) else 0.0)
 
 
 def _count_extra_gelu_bytes(workload: Workload, framework: Framework, element: float, autocasts: bool) -> float:

@@ -107,7 +107,7 @@ def _find_kinds_of_degree(graph: Graph, pipeline: int, *, is_folded: bool) -> Fl
 
 
 def _count_layers(graph: Graph, pipeline: int, *, is_folded: bool) -> Floats:
-    """Return the number of layers of each block on each rank, (pipeline, B)."""
+    """Return how many layers of each block are on each pipeline rank, (pipeline, B). A block is equal layers."""
     if pipeline == 1:
         return np.array([[block.repeat for block in graph.layers]], float)
     order = graph.list_layer_indexes()

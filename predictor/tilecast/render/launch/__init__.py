@@ -321,7 +321,10 @@ def _is_carried(word: str) -> bool:
 
 
 def list_launchers(setting: LaunchSetting) -> dict[str, Framework]:
-    """Return the launchers that run a plan as it is priced, each with the framework as which its jobs are forecast."""
+    """Return the launchers that can run the plan as it was forecast, by name.
+
+    The value is the framework whose properties a forecast for that launcher uses.
+    """
     able = (name for name in LAUNCHERS if _can_launch(name, setting))
     chosen = {name: _with_framework(name, setting).workload.framework for name in able}
     return {name: framework for name, framework in chosen.items() if framework is not None}

@@ -356,7 +356,11 @@ def _read_power(node: _Node) -> _Call:
 
 
 def _read_product(node: _Node) -> _Call:
-    """Return the call of a product or quotient. With one scalar operand, it is a scale or a reciprocal."""
+    """Return how a Mul or Div node is traced.
+
+    It is a product of two tensors, a scale if one operand is a known scalar, or a reciprocal if a known scalar is
+    divided by a tensor.
+    """
     numbers = [at for at in (0, 1) if prod(node.shape(at)) == 1 and node.inputs[at] in node.reader.known]
     if node.name == "Div" and numbers == [0]:
         return "from-output", node.inputs[1:], {}
