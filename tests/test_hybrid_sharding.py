@@ -65,7 +65,7 @@ def test_a_framework_without_groups_is_refused() -> None:
 @pytest.mark.parametrize(
     ("launcher", "text"),
     [
-        ("torchtitan", "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 8"),
+        ("torchtitan", "data_parallel_replicate_degree=2,\n            data_parallel_shard_degree=8,"),
         ("fsdp2", 'init_device_mesh("cuda", (2, 8), mesh_dim_names=("replicate", "shard"))'),
     ],
 )
