@@ -31,7 +31,7 @@ def read(name, spec, stored):
         signal.raise_signal(signal.SIGSEGV)
     return training_job.to_request(name, spec, stored)
 
-main.Assembly = functools.partial(main.Assembly, read=read)
+main.OperatorParts = functools.partial(main.OperatorParts, read=read)
 """
 
 

@@ -295,8 +295,8 @@ class _SearchSpace:
 _SPACES: Memo[_SearchSpace] = Memo(4)
 _TABLES: Memo[PlanTable] = Memo(8)
 # One advice asks for several counts of GPUs to explain itself. They are small, and must not displace whole pools.
-_SPACES_OF_A_COUNT: Memo[_SearchSpace] = Memo(16)
-_TABLES_OF_A_COUNT: Memo[PlanTable] = Memo(32)
+_SPACES_OF_A_COUNT: Memo[_SearchSpace] = Memo(2)
+_TABLES_OF_A_COUNT: Memo[PlanTable] = Memo(4)
 
 
 def _split_rows(plans: Plans) -> Iterator[slice]:
