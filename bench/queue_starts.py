@@ -88,13 +88,18 @@ def draw_queue(known: Published, count: int, seed: int) -> tuple[QueueProblem, d
     return QueueProblem(tuple(waiting), tuple(known.pools)), seconds
 
 
+def name_options(solution: QueueSolution) -> list[tuple[str, str, int]]:
+    """Return job, pool and GPUs of every option of a plan."""
+    columns = solution.columns
+    names = [columns.problem.jobs[job].name for job in columns.job.tolist()]
+    return [(name, item.pool, item.gpus) for name, item in zip(names, columns.options, strict=True)]
+
+
 def own_seconds(
     known: Published, solution: QueueSolution, true: Mapping[str, Mapping[Place, float]], seed: int
 ) -> Floats:
     """Return the true seconds of every option, (m,), with errors that each kind has alone."""
-    columns = solution.columns
-    names = [columns.problem.jobs[job].name for job in columns.job.tolist()]
-    return np.array([true[name][item.pool, item.gpus] for name, item in zip(names, columns.options, strict=True)])
+    return np.array([true[name][pool, gpus] for name, pool, gpus in name_options(solution)])
 
 
 def shared_seconds(
@@ -123,11 +128,7 @@ def plan_again(
     """Return the plan of what is left at a share of the makespan, and the true remaining seconds of its options."""
     finish = Assignment(replace(solution.columns, seconds=seconds), solution.policy, list(solution.option)).finish
     start, now_s = finish - seconds[solution.option], at * float(finish.max())
-    names = [solution.columns.problem.jobs[job].name for job in solution.columns.job.tolist()]
-    true = {
-        (name, item.pool, item.gpus): value
-        for name, item, value in zip(names, solution.columns.options, seconds.tolist(), strict=True)
-    }
+    true = dict(zip(name_options(solution), seconds.tolist(), strict=True))
     left = []
     for job, chosen, begin_s, end_s in zip(
         solution.columns.problem.jobs, solution.option, start.tolist(), finish.tolist(), strict=True
@@ -141,9 +142,7 @@ def plan_again(
             true[job.name, item.pool, item.gpus] = end_s - now_s
         left.append(one)
     again = solve(QueueProblem(tuple(left), problem.pools), effort=EFFORT, is_bounded=False)
-    names = [again.columns.problem.jobs[job].name for job in again.columns.job.tolist()]
-    remaining = [true[name, item.pool, item.gpus] for name, item in zip(names, again.columns.options, strict=True)]
-    return again, np.array(remaining)
+    return again, np.array([true[option] for option in name_options(again)])
 
 
 def count_held(entries: Sequence[PoolEntry], start: Floats, finish: Floats) -> tuple[list[bool], list[bool]]:

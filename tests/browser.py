@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +14,9 @@ from typing import Any
 import aiohttp
 
 from conftest import need
+from pictures import find_chromium
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = find_chromium()
 PHONE, DESK = 390, 1200
 """Widths of windows in pixels."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from conftest import need
+from pictures import find_chromium
 from tilecast.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = str(ROOT / "examples" / "jobs" / "llama-7b-pretrain.yaml")
 MIXED = str(ROOT / "examples" / "clusters" / "mixed.yaml")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = find_chromium()
 
 
 @pytest.fixture(scope="module")

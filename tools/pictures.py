@@ -28,9 +28,13 @@ ROOT = Path(__file__).resolve().parent.parent
 FIRST_SCREEN = ROOT / "docs" / "first-screen.svg"
 ADVISE = ("advise", "examples/jobs/llama-7b-pretrain.yaml", "--nodes", "examples/clusters/mixed.yaml")
 QUEUE = ("queue", "examples/queue", "--nodes", "examples/clusters/mixed.yaml")
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 WINDOWS = {"light": ("1200,1600", 1), "dark": ("1200,1600", 0), "phone": ("390,1600", 1)}
 """Size of the window in pixels, and Chromium's number of the preferred colours, by name of the picture."""
+
+
+def find_chromium() -> str | None:
+    """Return the path of an installed Chromium, or None."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class _Terminal(io.StringIO):
@@ -61,7 +65,7 @@ def photograph_pages(folder: Path) -> None:
     Raises:
         SystemExit: no Chromium is installed.
     """
-    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    program = find_chromium()
     if program is None:
         sys.exit("pictures of pages need Chromium: install chromium, or leave out --pages")
     folder.mkdir(parents=True, exist_ok=True)

@@ -116,9 +116,9 @@ class Framework:
     loss_chunks: float
     """Number of chunks into which the logits are cut. Only one chunk at a time is in the loss."""
     upcasts_logits: UpcastLogits
+    """Models whose loss reads FP32 logits even if weights exist only in 16 bits. With mixed precision, all do."""
     converts_outputs: bool
     """Whether logits that autocast leaves in 16 bits are copied to FP32 when the model returns them."""
-    """Models whose loss reads FP32 logits even if weights exist only in 16 bits. With mixed precision, all do."""
     adds_bias: bool
     """Whether the bias of a dense layer is added by a kernel of its own."""
     adds_mask: bool

@@ -52,7 +52,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(slots=True)
 class _JobState:
-    """What the controller remembers about a job, only in memory."""
+    """State of a job that the controller keeps in memory alone."""
 
     is_owed: bool = False
     """Whether the job still needs advice. A job that was seen unfinished gets advice even if it ends before that."""

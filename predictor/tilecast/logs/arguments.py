@@ -55,7 +55,7 @@ _DEGREES = ("tensor", "pipeline", "context", "expert")
 
 @dataclass(slots=True)
 class RunFacts:
-    """What a log says about a run, besides its steps."""
+    """Facts about a run that a log states besides its steps."""
 
     gpus: int | None = None
     gpu: str | None = None

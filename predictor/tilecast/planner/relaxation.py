@@ -242,12 +242,8 @@ def bound_completion_in_order(columns: QueueColumns, end_s: float, most_columns:
     count, jobs = len(columns.options), len(columns.weight)
     if count > _MOST_ORDERED_OPTIONS or not math.isfinite(end_s):
         return None
-    rules, each, length, gpus = (
-        _StartRules.from_columns(columns),
-        columns.share[columns.job],
-        columns.seconds,
-        columns.gpus,
-    )
+    rules, each = _StartRules.from_columns(columns), columns.share[columns.job]
+    length, gpus = columns.seconds, columns.gpus
     parts = int(np.clip(most_columns // count, 4, _MOST_PARTS))
     edges = end_s * np.append(np.arange(parts) / (parts - 1), 1.0) ** 1.5
     cost = each[:, None] * (edges[:-1] + length[:, None] / 2)

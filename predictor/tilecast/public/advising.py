@@ -184,7 +184,7 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
     requests = build_launcher_requests(request, inputs.launch) if inputs.launch else (request,)
     if job.source is None:
         advice = _choose_advice(requests, pools)
-        advice = _add_notes(advice, (*notes, *job.notes, *_list_attention_notes(advice), *_launcher_notes(advice)))
+        advice = _add_notes(advice, (*notes, *job.notes, *_list_attention_notes(advice), *_list_launcher_notes(advice)))
         advice = measured.add_run_notes(advice, own)
         if job.launch is not None:
             advice = _add_launch_notes(advice, job, request, pools, explained=not inputs.baseline)
@@ -202,7 +202,7 @@ def _compute_job_advice(inputs: AdviceInputs, job: JobInput) -> AdviceResult:
         ]
     best = _choose_advice([one for one, _ in narrowed], candidates.pools)
     best = order_offers_by_quota(best, candidates)
-    advice = measured.add_run_notes(_add_notes(best, (*notes, *job.notes, *_launcher_notes(best))), own)
+    advice = measured.add_run_notes(_add_notes(best, (*notes, *job.notes, *_list_launcher_notes(best))), own)
     advice = _add_launch_notes(advice, job, narrowed[0][0], candidates.pools)
     return AdviceResult(job, advice, candidates.pools, candidates, seconds)
 
@@ -251,7 +251,7 @@ def _list_attention_notes(advice: Advice) -> tuple[str, ...]:
     )
 
 
-def _launcher_notes(advice: Advice) -> tuple[str, ...]:
+def _list_launcher_notes(advice: Advice) -> tuple[str, ...]:
     """Return a note on the launchers that run the recommended plan, each with its step, for a job without a framework.
 
     Without a framework a plan may combine what no single framework has.

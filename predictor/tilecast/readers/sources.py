@@ -252,25 +252,19 @@ def _read_python(
     if table is None:
         raise SpecError(name, f"has no configuration {function[:60]!r}", f"known types: {', '.join(_RETURNED)}")
     where = f"{name}:{function}"
-    facts = OptionTable.read(table).facts
-    bases = facts.get("bases", {})
-    place: tuple[str, ...] = ()
-    if package is not None:
-        place = Path(name).resolve().parent.relative_to(package).parts
-    settings = read_function(
-        text, name, function, lambda one: folder.read(beside + one), bases,
-        package.parts if package else (), place, facts.get("folders", ()),
+    options = OptionTable.read(table)
+    place = () if package is None else Path(name).resolve().parent.relative_to(package).parts
+    found = read_function(
+        text, name, function, lambda one: folder.read(beside + one), options.facts.get("bases", {}),
+        package.parts if package else (), place, options.facts.get("folders", ()),
     )  # fmt: skip
     # None leaves most options as they are, and switches some off.
-    options = OptionTable.read(table).options
     settings = [
-        *(
-            one
-            for one in settings
-            if one.values and (one.values != (None,) or "bare" in options.get(spell_option(one.option), {}))
-        ),
-        *over,
+        one
+        for one in found
+        if one.values and (one.values != (None,) or "bare" in options.options.get(spell_option(one.option), {}))
     ]
+    settings += over
     if table == "torchtitan-0.3":
         # The folder of a registry is named after its model. A file elsewhere imports the model's registry.
         family = find_import(text, name, "model_registry", "torchtitan.models") or Path(name).resolve().parent.name

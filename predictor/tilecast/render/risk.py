@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from tilecast.advice import Advice, Offer
-from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
+from tilecast.render.units import format_duration, format_memory
 
 
 def describe_memory(offer: Offer) -> str:
     """Return the range of GiB that an offer takes on a GPU, and the GiB available, as a phrase."""
-    taken = format_gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
-    return f"{taken} of {format_gibibytes(offer.memory_available_bytes)} GiB a GPU"
+    return format_memory(offer.memory_lower_bytes, offer.memory_upper_bytes, offer.memory_available_bytes)
 
 
 def describe_risk(advice: Advice) -> list[str]:

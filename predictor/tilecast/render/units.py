@@ -72,6 +72,11 @@ def shorten_text(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def format_memory(lower_bytes: float, upper_bytes: float, available_bytes: float) -> str:
+    """Format the range of memory that a plan takes on a GPU, and what is available, such as `46-63 of 78 GiB a GPU`."""
+    return f"{format_gibibyte_range(lower_bytes, upper_bytes)} of {format_gibibytes(available_bytes)} GiB a GPU"
+
+
 def format_parameters(value: float) -> str:
     """Format a number of parameters, such as `124M`, `8.03B` or `1.03T`."""
     return format_count(value).replace("G", "B")

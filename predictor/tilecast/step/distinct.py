@@ -164,12 +164,7 @@ class StepInputs:
         """Return the rows with distinct values in the named columns, with the sharded graph and the plans of each."""
         if names not in self._distinct:
             rows = distinct_rows(*(self._columns[name] for name in names))
-            is_whole = len(self.plans) == 1
-            self._distinct[names] = (
-                (rows, self.sharded, self.plans)
-                if is_whole
-                else (rows, self.sharded.take(rows.first), self.plans.take(rows.first))
-            )
+            self._distinct[names] = rows, self.sharded.take(rows.first), self.plans.take(rows.first)
         return self._distinct[names]
 
     def find_distinct_rows(self, plans: slice | Rows) -> tuple[slice | Rows, Rows]:

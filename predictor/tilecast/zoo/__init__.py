@@ -188,7 +188,8 @@ class ShardedGraph:
 
     def take(self, rows: Rows | slice) -> ShardedGraph:
         """Return this graph for the selected plans only, in the order of `rows`."""
-        return ShardedGraph(self.graph, self.index[rows], self.shard_degree)
+        index = self.index[rows]
+        return self if len(index) == len(self.index) == 1 else ShardedGraph(self.graph, index, self.shard_degree)
 
     def expand_to_plans(self, column: Floats) -> Floats:
         """Expand an array with one value per shard, (S,) or (1,), to one value per plan, (n,)."""

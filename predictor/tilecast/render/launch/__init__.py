@@ -16,7 +16,7 @@ from tilecast.frameworks import FRAMEWORKS, with_framework
 from tilecast.launch_options.options_table import UNKNOWN, OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting, OwnCommand, is_script_name
-from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
+from tilecast.render.units import format_duration, format_memory
 from tilecast.search import find_engine, find_framework_features
 from tilecast.spec import (
     PRECISIONS,
@@ -232,8 +232,7 @@ def _describe_time_and_memory(setting: LaunchSetting) -> str:
     text = f"{format_duration(setting.step_s)} a step"
     if setting.memory_bytes is None:
         return text
-    lower, upper, available = setting.memory_bytes
-    return f"{text}, {format_gibibyte_range(lower, upper)} of {format_gibibytes(available)} GiB a GPU"
+    return f"{text}, {format_memory(*setting.memory_bytes)}"
 
 
 def launch_document(
