@@ -1,6 +1,6 @@
 """Advise on a job: rank the plans that the search finds, and say why the others are not recommended.
 
-`advise` is the entry point. It is a pipeline; each stage takes the value of the one before:
+`advise` is the entry point. It is a pipeline, in which each stage takes the result of the stage before:
 
 ```
 Request, Pools                        values.py
@@ -22,8 +22,8 @@ Ranking
 Advice
 ```
 
-Beside it, `measured` compares a job's own runs with their forecasts, and `incumbent` keeps a recommendation that is not
-clearly beaten.
+Outside the pipeline, `measured` compares a job's own runs with their forecasts, and `incumbent` keeps an earlier
+recommendation until another one is clearly better.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
     Raises:
         SpecError: the request contradicts itself, or names a pool that does not exist.
-        SearchTooLargeError: the search has too many plans or operators, whatever is left out.
+        SearchTooLargeError: the search has too many plans or operators, even after node counts and batches are left
+            out.
     """
     _check_request(request, pools)
     considered = sorted(pools, key=attrgetter("name"))
@@ -182,9 +183,9 @@ def _describe_origin(pools: Sequence[Pool]) -> AdviceOrigin:
 def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> str:
     """Return a digest, 16 characters long, of all inputs that can change an advice.
 
-    It covers the request without its name, the pools in any order, the utilization model, the constants and the
-    version. It leaves out the GPUs that are free now, the source of each fact, and the class that Transformers builds a
-    model with.
+    The digest covers the request without its name, the pools, whose order does not matter, the utilization model, the
+    constants and the version. It leaves out the GPUs that are free now, the source of each fact, and the class by which
+    Transformers builds the model.
     """
     inputs = {
         "request": replace(request, name=""),
@@ -197,7 +198,7 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
 
 
 def _list_advice_inputs(pool: Pool) -> dict[str, object]:
-    """Return the specifications of a pool that can change an advice, by field name.
+    """Return those specifications of a pool on which an advice depends, by field name.
 
     The GPUs of a smaller node and the job's own runs are included if there are any. The calibration's `software` is
     included if it is set.
@@ -218,7 +219,7 @@ def _get_field_values(record: Any) -> dict[str, Any]:
 
 
 def _encode_value(value: object) -> object:
-    """Convert a value that JSON cannot hold: a record to a dictionary of its fields, anything else to text."""
+    """Return a value that JSON cannot hold as one that it can: a dictionary for a record, text for anything else."""
     if not is_dataclass(value):
         return repr(value)
     if not isinstance(value, Model):
@@ -269,7 +270,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
 
 
 def _check_currencies(request: Request, pools: Sequence[Pool]) -> None:
-    """Raise SpecError if the objective needs prices, and the prices and the budget are in several currencies."""
+    """Raise SpecError if the objective needs prices but prices and budget are not all in one currency."""
     if not request.objective_record.needs_price:
         return
     allowed = request.constraints.allowed_pools

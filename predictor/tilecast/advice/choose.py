@@ -57,7 +57,7 @@ It applies among plans with the same number of GPUs, and again among the plans c
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The recommended plan of a pool, with its value and its offer."""
+    """The recommended plan of a pool, with the amounts and the uncertainty of its forecast."""
 
     candidates: CandidatePlans
     eligible: Mask
@@ -93,7 +93,7 @@ class Choice:
         return bool(self.candidates.take(slice(self.row, self.row + 1)).tight[0])
 
     def offer(self) -> Offer:
-        """Return the plan as an offer, without a reason."""
+        """Return the plan as an offer whose reason is still empty."""
         return self.details.offer(self.place)
 
     def scale_amounts(self, factor: float, counterpart: float = 1.0) -> Choice:
@@ -110,7 +110,7 @@ class Choice:
 def choose_on_pool(
     request: Request, pool: Pool, limits: PlanLimits = NO_LIMITS, only_plans: Plans | None = None
 ) -> Choice | Rejection:
-    """Search a pool and return its recommended plan or its rejection. `enumerate_plans` describes the arguments."""
+    """Search a pool and return its recommended plan or its rejection. For the arguments see `enumerate_plans`."""
     return choose_or_reject(request, find_candidates(request, pool, limits, only_plans))
 
 
@@ -209,7 +209,7 @@ class _ComparedColumns:
 
     @classmethod
     def from_choices(cls, request: Request, choices: Sequence[Choice]) -> _ComparedColumns:
-        """Return the traits of choices. Prices in several currencies count as unknown."""
+        """Return the columns of choices, one row each. If their prices are in several currencies, costs are unknown."""
         columns = ((item.value, item.slow, float(item.is_tight), item.counterpart) for item in choices)
         value, slow, tight, counterpart = np.array(list(columns)).T
         cost, seconds = (
@@ -222,17 +222,16 @@ class _ComparedColumns:
 
 
 def _choose_for_each_count(table: _ComparedColumns, gpus: Ints) -> dict[int, Decision]:
-    """Choose one plan for each number of GPUs, without regard to plans with other numbers of GPUs.
+    """Return the chosen plan for each number of GPUs, as a mapping from its index to the rule that decided.
 
-    `gpus` is the number of GPUs of each plan, (n,). Return the rule that decided for each chosen plan, by the plan's
-    index.
+    Plans with other numbers of GPUs do not matter for the choice. `gpus` is the number of GPUs of each plan, (n,).
     """
     groups = (np.flatnonzero(gpus == count) for count in np.unique(gpus))
     return dict(_choose_among(table, members) for members in groups)
 
 
 def _choose_among(table: _ComparedColumns, indices: Ints, others: Ints | None = None) -> tuple[int, Decision]:
-    """Return the index of the plan to recommend by the rules of the module, and the rule that decided.
+    """Return the index of the plan that the rules of the module recommend, and the rule that decided.
 
     Args:
         table: the plans.
@@ -265,9 +264,10 @@ def _choose_among(table: _ComparedColumns, indices: Ints, others: Ints | None = 
 def _keep_near_best(table: _ComparedColumns, indices: Ints, others: Ints) -> Ints:
     """Return the plans in `indices` that are near the best plan in `others`.
 
-    A plan is near the best in two cases: it is at most a factor `MOST_BEHIND` behind on a usual host, or at most
-    `uncertainty.MOST_TIED` behind there and not behind on a slow host. It is not near if a plan in `others` beats it by
-    more than `MOST_BEHIND` on both hosts. If no plan is near, return the one with the best forecast.
+    A plan is near the best plan if its value on a usual host is at most `MOST_BEHIND` times the best. It is also near
+    if its value is at most `uncertainty.MOST_TIED` behind (a logarithm) and no worse than the best plan's on a slow
+    host. A plan is not near if one plan in `others` beats it by more than `MOST_BEHIND` on both hosts. If no plan is
+    near, return the plan with the best forecast.
     """
     best = others[np.argmin(table.value[others])]
     value, most = table.value[indices], table.value[best] * np.exp(uncertainty.MOST_TIED)
@@ -278,7 +278,7 @@ def _keep_near_best(table: _ComparedColumns, indices: Ints, others: Ints) -> Int
 
 
 def _is_worse_on_both_hosts(table: _ComparedColumns, indices: Ints, others: Ints) -> Mask:
-    """Return which plans in `indices` are clearly worse than one plan in `others` on usual and on slow hosts."""
+    """Return which plans in `indices` one plan in `others` clearly beats both on a usual host and on a slow host."""
     order = others[np.argsort(table.value[others], kind="stable")]
     better = np.searchsorted(table.value[order], table.value[indices] / MOST_BEHIND, side="left")
     least_slow = np.append(np.inf, np.minimum.accumulate(table.slow[order]))
@@ -286,7 +286,7 @@ def _is_worse_on_both_hosts(table: _ComparedColumns, indices: Ints, others: Ints
 
 
 def _keep_with_spare_memory(table: _ComparedColumns, indices: Ints) -> Ints:
-    """Return the plans in `indices` that have memory to spare. If none has, return all."""
+    """Return the plans in `indices` that have memory to spare, or all of them if there is no such plan."""
     roomy = indices[~table.tight[indices]]
     return roomy if len(roomy) else indices
 
@@ -294,7 +294,7 @@ def _keep_with_spare_memory(table: _ComparedColumns, indices: Ints) -> Ints:
 def _keep_fast_on_slow_host(table: _ComparedColumns, indices: Ints, rivals: Ints) -> Ints:
     """Return the plans in `indices` that are at most `MOST_BEHIND` behind the best of `rivals` on a slow host.
 
-    If there is none, return the one with the best forecast.
+    If there is no such plan, return the plan with the best forecast.
     """
     fast = indices[table.slow[indices] <= table.slow[rivals].min() * MOST_BEHIND]
     return np.asarray(fast if len(fast) else indices[[np.argmin(table.value[indices])]])
@@ -303,7 +303,8 @@ def _keep_fast_on_slow_host(table: _ComparedColumns, indices: Ints, rivals: Ints
 def _find_faster_for_no_more(table: _ComparedColumns, indices: Ints, chosen: int) -> Ints:
     """Return the near-best plans that are clearly faster than the chosen plan, cost no more and have memory to spare.
 
-    Such a plan is worth a wait for a slow host that costs a few percent. Clearly means by more than the largest tie.
+    "Clearly" means by more than the largest tie. Such a gain is worth the risk of a few percent that a slow host may
+    cost.
     """
     is_near = table.value[indices] <= table.value[indices].min() * MOST_BEHIND
     is_faster = table.seconds[indices] * np.exp(uncertainty.MOST_TIED) < table.seconds[chosen]
@@ -312,10 +313,10 @@ def _find_faster_for_no_more(table: _ComparedColumns, indices: Ints, chosen: int
 
 
 def _find_cheaper_and_as_fast(table: _ComparedColumns, indices: Ints, others: Ints, chosen: int) -> Ints:
-    """Return the nearly best plans that are clearly cheaper than the chosen plan, on usual and on slow hosts.
+    """Return those plans in `indices` that are clearly cheaper than the chosen plan, both on usual and on slow hosts.
 
-    They are at most a factor `MOST_DEARER` behind the best plan in `others`, and not tighter in memory than the chosen
-    plan. A certain saving is worth more than a wait for a slow host that may not occur.
+    These plans are at most a factor `MOST_DEARER` behind the best plan in `others`. If the chosen plan has memory to
+    spare, so have they. A certain saving is worth more than avoiding a wait that only a slow host would cause.
     """
     is_best = table.value[indices] <= table.value[others].min() * MOST_DEARER
     is_as_roomy = ~table.tight[indices] | table.tight[chosen]
@@ -326,20 +327,20 @@ def _find_cheaper_and_as_fast(table: _ComparedColumns, indices: Ints, others: In
 
 
 def _keep_near_least_amount(amounts: Floats, indices: Ints, ratio: float) -> Ints:
-    """Return the indices whose amount is at most `ratio` times the least. If an amount is unknown, return all."""
+    """Return the indices whose amount is at most `ratio` times the least amount, or all if any amount is unknown."""
     some = amounts[indices]
     return np.asarray(indices[some <= some.min() * ratio]) if np.all(np.isfinite(some)) else indices
 
 
 def _find_tied_rows(request: Request, candidates: CandidatePlans, rows: Ints, row: int) -> Ints:
-    """Return the `MAX_TIED` best of `rows`, best first. Add `row` if it is not among them."""
+    """Return the best of `rows` by the objective, at most `MAX_TIED`, best first, with `row` added if it is missing."""
     some = candidates.take(rows)
     ordered = rows[np.lexsort((some.step_s, some.objective_value(request)))][:MAX_TIED]
     return ordered if row in ordered else np.append(ordered, row)
 
 
 def _has_other_replica_count(candidates: CandidatePlans, rows: Ints) -> Mask:
-    """Return which plans, (k,), differ from the first plan only in how often a GPU repeats its work."""
+    """Return which plans, (k,), equal the first plan except in data parallelism and gradient accumulation."""
     plans, variant = candidates.plans.take(rows), candidates.variant[rows]
     columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
     return np.asarray(np.all([column == column[0] for column in (*columns, variant)], axis=0))
@@ -359,9 +360,9 @@ def _objective_value_on_slow_host(candidates: CandidatePlans, request: Request) 
 
 
 def simplicity_sort_keys(candidates: CandidatePlans) -> tuple[Ints, ...]:
-    """Return sort keys, (n,) each, that order plans as a practitioner would try them.
+    """Return sort keys, (n,) each, that put the plans a practitioner would try first at the beginning.
 
-    The most important key comes first.
+    The most important key is the first one.
 
     The keys are: the variant of the job (its own batch and precision first); the most complex way of splitting (none,
     ZeRO, tensor, context or expert, pipeline); the number of degrees above one and of schedules other than 1F1B;
@@ -384,16 +385,16 @@ THIRD = 1 / 3
 
 
 def keep_sensible_plans(request: Request, candidates: CandidatePlans, eligible: Mask) -> Mask:
-    """Return the eligible rows, (n,), that a practitioner would use without a special reason.
+    """Return which of the eligible plans, (n,), a practitioner would use without a special reason.
 
-    - A model that takes at most `HALF` of a GPU's memory is replicated as long as every GPU has a sample.
-    - A model that takes at most `THIRD` is not sharded by ZeRO where a plan without ZeRO is eligible.
-    - A replica is split in few ways (`is_split_too_far`).
-    - Tensor parallelism stays on the GPUs that the fastest link joins, and on at most `MOST_TENSOR` of them.
-    - A plan that the user has measured is not run with recomputation instead (`is_measured_plan_with_recomputation`).
+    - A model that takes at most `HALF` of a GPU's memory is not split if every GPU has a sample. - A model that takes
+    at most `THIRD` is not sharded by ZeRO where a plan without ZeRO is eligible. - A replica is split in few ways
+    (`is_split_too_far`). - Tensor parallelism stays on the GPUs that the fastest link joins, and on at most
+    `MOST_TENSOR` of them. - A plan that the user has measured is not run with recomputation instead
+    (`is_measured_plan_with_recomputation`).
 
-    A rule that would leave no row is skipped. A plan that the user sets is under no rule. A limit that the user sets on
-    tensor parallelism replaces the rules on tensor parallelism.
+    A rule that would leave no plan is skipped. If the user sets the plan, no rule applies. If the user limits tensor
+    parallelism, that limit replaces the rules on tensor parallelism.
     """
     if request.plan is not None:
         return eligible
@@ -418,7 +419,7 @@ MOST_TENSOR = 8
 
 
 def count_gpus_on_fastest_link(candidates: CandidatePlans) -> int:
-    """Return how many GPUs a pool's fastest link joins: the GPUs of an island, a node or an NVLink domain."""
+    """Return how many GPUs the fastest link of a pool connects: those of an island, a node or an NVLink domain."""
     intra = candidates.pool.intra
     return intra.domain if intra.beyond else candidates.pool.domain
 
@@ -432,9 +433,10 @@ LEAST_SPLIT = 32
 
 
 def is_split_too_far(candidates: CandidatePlans) -> Mask:
-    """Return a mask of plans, (n,), that split a replica in more ways than `MOST_WAYS`, where that limit applies.
+    """Return which plans, (n,), split a replica in more ways than `MOST_WAYS` although that limit applies to them.
 
-    Within a node without NVLink, ZeRO counts as one of the ways.
+    The limit applies to replicas of fewer than `LEAST_SPLIT` GPUs and to pools without NVLink. On a pool without
+    NVLink, ZeRO counts as one of the ways if a replica fits into a node.
     """
     plans, pool = candidates.plans, candidates.pool
     degrees = (plans.tensor, plans.pipeline, plans.context)
@@ -449,8 +451,9 @@ def is_split_too_far(candidates: CandidatePlans) -> Mask:
 def is_measured_plan_with_recomputation(candidates: CandidatePlans, eligible: Mask) -> Mask:
     """Return which plans, (n,), equal a plan that the user measured except for added recomputation.
 
-    The measured plan recomputes nothing, is eligible and has memory to spare. Recomputation only adds work to it. It
-    can seem faster, because only a part of the measured plan's error is carried over to plans with other recomputation.
+    Only measured plans count that do not recompute, are eligible and have memory to spare. Recomputation can only make
+    such a plan slower. Its forecast may still be faster, because plans with other recomputation take over only a part
+    of the measured plan's error.
     """
     plans, mask = candidates.plans, np.zeros(len(candidates), dtype=bool)
     others = [item.name for item in fields(Plans) if item.name != "checkpointing"]
@@ -465,7 +468,10 @@ def is_measured_plan_with_recomputation(candidates: CandidatePlans, eligible: Ma
 
 
 def _fits_unsplit(candidates: CandidatePlans, fraction: float) -> Mask:
-    """Return which plans, (n,), fit `fraction` of a GPU's memory unsplit and have a sample for every GPU."""
+    """Return for which plans, (n,), the job would fit `fraction` of a GPU's memory without a split.
+
+    The plan must also have a sample for every GPU.
+    """
     most = fraction * candidates.pool.gpu.memory_bytes
     unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_job_bytes, workload)) for workload in candidates.variants]
     fits = np.array(unsplit) <= most
@@ -478,8 +484,8 @@ _UNSPLIT_BYTES: Memo[float] = Memo(64)
 def _unsplit_job_bytes(workload: Workload) -> float:
     """Return the bytes of training state and activations of a job that is not split.
 
-    The micro-batch is the job's own, or else one sample. The result is infinite for a model whose own code spreads it
-    over all ranks.
+    The micro-batch is the job's own, or else one sample. If the model's own code spreads it over all ranks, return
+    infinity.
     """
     if zoo.has_row_shardable_weights(workload.model):
         return np.inf
@@ -495,14 +501,14 @@ def _unsplit_job_bytes(workload: Workload) -> float:
 
 
 def _ranking_key(request: Request, choice: Choice) -> tuple[float, float, int, str]:
-    """Return the sort key of a choice. The best choice has the lowest key."""
+    """Return the key by which the choices of pools are sorted, the best choice first."""
     few = choice.gpus if request.objective_record.fewest_gpus else 0
     return few, choice.value, choice.gpus, choice.candidates.pool.name
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Choices of all pools: the recommended one first, then the others by their values."""
+    """The choices of all pools: the recommended choice first, then the others in order of their values."""
 
     choices: tuple[Choice, ...]
     ties: int
@@ -516,10 +522,10 @@ class Ranking:
 
 
 def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
-    """Return the choices in order: the recommended choice first, then the others by value.
+    """Return the ranking of choices: the recommended choice first, then the others by value.
 
-    The rules of the module choose the recommended one. If the objective is to use the fewest GPUs, it is one of the
-    choices with the fewest.
+    The rules of the module select the recommended choice. If the objective is to use the fewest GPUs, they select among
+    the choices with the fewest GPUs.
     """
     ranked = sorted(choices, key=lambda choice: _ranking_key(request, choice))
     if not ranked:
@@ -535,16 +541,16 @@ def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
 
 
 def recommend_choice(request: Request, choices: Iterable[Choice]) -> Choice:
-    """Return the recommended choice of a sequence that is not empty."""
+    """Return the choice that the rules of the module recommend. There must be at least one choice."""
     ranked = sorted(choices, key=lambda choice: _ranking_key(request, choice))
     few = _ranking_key(request, ranked[0])[0]
     return _recommend(request, [item for item in ranked if _ranking_key(request, item)[0] == few])[0]
 
 
 def _recommend(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, Decision]:
-    """Return the recommended choice among pools, and the rule that preferred it to the pool with the best plan.
+    """Return the recommended choice among pools, and the rule by which it was preferred to the best forecast.
 
-    Every choice near the best plan of all pools is a candidate, and so is the choice of the pool with that plan.
+    The candidates are the choices that are near the best plan of all pools, and the choice of that plan's pool.
     """
     first = min(ranked, key=lambda item: item.best)
     table = _ComparedColumns.from_choices(request, ranked)
@@ -554,13 +560,13 @@ def _recommend(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, Deci
 
 
 def _is_tied_with_best(request: Request, best: Choice, choice: Choice) -> bool:
-    """Return whether a choice ties with the best plan of another pool. `best` is that pool's choice."""
+    """Return whether a choice ties with the best plan of another pool, whose choice is `best`."""
     same = _ranking_key(request, best)[0] == _ranking_key(request, choice)[0]
     return same and choice.value <= best.best * _tie_ratio(best, choice)
 
 
 def _tie_ratio(first: Choice, second: Choice) -> float:
-    """Return the largest ratio of values at which the choices of two pools tie."""
+    """Return the ratio of two pools' values up to which their choices tie."""
     return float(np.exp(uncertainty.tie_width_between_pools(first.errors, second.errors)[0]))
 
 
@@ -587,7 +593,7 @@ def _build_precision_rejection(request: Request, pool: Pool) -> Rejection:
 
 
 def _build_gpu_count_rejection(request: Request, pool: Pool) -> Rejection:
-    """Return the rejection of a pool where no plan meets the job's limits on the number of GPUs."""
+    """Return the rejection of a pool on which no plan meets the job's limits on the number of GPUs."""
     batch, limits = request.workload.global_batch, request.constraints
     most = min(
         pool.max_gpus,
@@ -614,7 +620,7 @@ def _build_gpu_count_rejection(request: Request, pool: Pool) -> Rejection:
 
 
 def _build_memory_rejection(request: Request, candidates: CandidatePlans, within: Mask) -> Rejection:
-    """Return the rejection of a pool without enough memory. It names what uses most memory in the smallest plan."""
+    """Return the rejection of a pool with too little memory. It names what takes most memory in the smallest plan."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, workload = candidates.plans.row(row), candidates.variants[candidates.variant[row]]
@@ -656,7 +662,7 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def _build_bound_rejection(request: Request, candidates: CandidatePlans, fitting: Mask) -> Rejection:
-    """Return the rejection of a pool where every plan misses the deadline or costs more than the budget."""
+    """Return the rejection of a pool on which every plan misses the deadline or exceeds the budget."""
     target = request.target_step_s
     if target is not None and (not request.objective_record.bound or not _meets_target(request, candidates, fitting)):
         least, end = candidates.least_step_s(request, fitting), ""

@@ -1,4 +1,4 @@
-"""Enumerate the plans that a pool can run for a job, with the bytes that each needs.
+"""Enumerate the plans by which a pool can run a job, with the memory in bytes that each plan needs.
 
 A job may leave its global batch and its precision open. Each combination is a variant, whose plans are enumerated
 separately. A job that sets its plan gets the plans that agree with it, even plans that the search would skip.
@@ -113,7 +113,7 @@ def enumerate_plans(
 ) -> PlanEnumeration:
     """Return all plans that a pool could run for a job, whether or not they meet the job's constraints.
 
-    Without limits, node counts and global batches are left out where there are more than `MOST_PLANS` plans.
+    If no limits are given and there are more than `MOST_PLANS` plans, some node counts and global batches are left out.
 
     Args:
         request: the job.
@@ -164,7 +164,7 @@ def _enumerate_pool(
 
 
 def describe_skipped_plans(request: Request, enumerations: Sequence[PlanEnumeration]) -> list[str]:
-    """Return a list with one sentence on the node counts and batches that the search skipped. It may be empty."""
+    """Return a list with one sentence on the node counts and batches that the search skipped, or an empty list."""
     parts = []
     if any(table.is_bounded for each in enumerations for _, table in each.tables):
         parts.append("some node counts, degrees of expert tensor parallelism (etp) or pipeline schedules were left out")
@@ -181,7 +181,7 @@ def describe_skipped_plans(request: Request, enumerations: Sequence[PlanEnumerat
 
 
 def list_job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> tuple[Workload, ...]:
-    """Return the job in every precision and global batch that the request allows and the pool supports.
+    """Return a copy of the job for every precision and global batch that the request allows and the pool supports.
 
     The job's own precision and batch come first. At most `most_batches` global batches of the range are taken.
     """
@@ -201,7 +201,7 @@ def list_job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATC
 
 
 def _list_batches_in_range(request: Request) -> list[int]:
-    """Return at most `MAX_BATCHES` global batches of the job's range, ascending, that its micro-batch divides."""
+    """Return at most `MAX_BATCHES` global batches in the job's range, ascending, all multiples of its micro-batch."""
     if request.batches is None:
         return []
     low, high = request.batches
@@ -366,7 +366,7 @@ def _require_recomputation(workload: Workload, partial_plan: Checkpointing | Non
 
 
 def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan, field: str) -> None:
-    """Raise SpecError unless every parallel degree divides the model dimension that it splits."""
+    """Raise SpecError unless every parallel degree divides the dimension of the model that it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = (
         partial_plan.tensor,

@@ -36,7 +36,7 @@ class Incumbent:
 def keep_incumbent(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Advice:
     """Return the advice with the previous recommendation first, unless it is invalid or beaten by `MARGIN`.
 
-    The reason of the first offer then says that the previous recommendation was kept or why it was replaced.
+    The reason of the first offer says that the previous recommendation was kept, or why it was replaced.
 
     Args:
         advice: the advice of a new search.
@@ -97,7 +97,7 @@ def _objective_value(request: Request, offer: Offer) -> float:
 def _find_plan(
     request: Request, pool: Pool, plan: Plan, batch: int, precision: str
 ) -> tuple[CandidatePlans, int | None]:
-    """Price a plan in every variant of the job, and find the variant with the given batch and precision.
+    """Return a plan priced in every variant of the job, and the row of the variant with `batch` and `precision`.
 
     Returns:
         The priced variants as candidates.

@@ -29,7 +29,7 @@ from tilecast.spec import PartialPlan, Plan, Plans, Precision, SpecError
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """Forecast of a running job's plan, with times in seconds per step."""
+    """Forecast of a running job's step with its plan. Times are seconds per step."""
 
     pool: Pool
     plan: Plan
@@ -131,7 +131,7 @@ class Measurement:
 
     @property
     def spent_s(self) -> float:
-        """Seconds of the step without the wait for the data loader."""
+        """Measured seconds of the step, less the wait for the data loader."""
         return self.seconds - (self.parts.input_s or 0.0)
 
 
@@ -148,7 +148,7 @@ class EarlierRun:
 
     @property
     def expected_s(self) -> dict[str, float]:
-        """Forecast seconds per component of the step. The wait for input is left out if it was measured."""
+        """Forecast seconds of the step by component. If the wait for the data loader was measured, it is left out."""
         without = () if self.measurement.parts.input_s is None else ("input",)
         return {name: part for name, part in self.forecast.parts.items() if name not in without}
 
@@ -156,7 +156,7 @@ class EarlierRun:
     def measured_parts_s(self) -> dict[str, float]:
         """Measured seconds of communication and of the optimizer, by component.
 
-        A component is left out if its forecast is 0. Every component in the result is corrected separately.
+        A component whose forecast is 0 is left out. Every other one is corrected separately.
         """
         known_s = {"communication": self.forecast.exchanged_s, "optimizer": self.forecast.parts["optimizer"]}
         return {name: part for name, part in self.measurement.parts.measured_parts_s.items() if known_s[name] > 0}
@@ -168,11 +168,11 @@ class EarlierRun:
 
     @property
     def measured_to_forecast_ratio(self) -> float:
-        """Measured seconds divided by forecast seconds of the step, without the wait for the data loader."""
+        """Measured seconds of the step divided by its forecast seconds. Both are without a measured wait for data."""
         return self.measurement.spent_s / sum(self.expected_s.values())
 
     def to_job_run(self, request: Request) -> JobRun:
-        """Return the run as a `JobRun`, the input of `tilecast.learning.job_calibration`."""
+        """Return the run as a `JobRun`, from which `tilecast.learning.job_calibration` computes corrections."""
         pool, plan = self.measurement.pool, self.measurement.plan
         measured_parts_s = self.measured_parts_s
         elsewhere_s = {name: part for name, part in measured_parts_s.items() if name != "communication"}
@@ -251,13 +251,13 @@ def _forecast_earlier_run(request: Request, measurement: Measurement) -> Earlier
 
 
 def correct_pools(request: Request, pools: Sequence[Pool], earlier_runs: Sequence[EarlierRun]) -> tuple[Pool, ...]:
-    """Return copies of the pools whose forecasts are corrected by the job's measured runs."""
+    """Return copies of the pools with the job's measured runs, which correct the forecasts on these pools."""
     own = JobRuns(tuple(item.to_job_run(request) for item in earlier_runs))
     return tuple(replace(pool, own=own) for pool in pools)
 
 
 def add_run_notes(advice: Advice, earlier_runs: Sequence[EarlierRun]) -> Advice:
-    """Return the advice with notes on the job's measured runs. Each offer's reason names the correction."""
+    """Return the advice with notes on the job's measured runs, and with the correction in each offer's reason."""
     if not earlier_runs:
         return advice
     runs = f"your run on {earlier_runs[0]}" if len(earlier_runs) == 1 else f"your {len(earlier_runs)} runs"
@@ -269,12 +269,12 @@ def add_run_notes(advice: Advice, earlier_runs: Sequence[EarlierRun]) -> Advice:
 
 
 def add_related_run_note(advice: Advice, job: str) -> Advice:
-    """Return the advice with each offer's reason naming the other job whose run corrected the forecast."""
+    """Return the advice with another job named in each offer's reason, whose run corrected the forecast."""
     return _add_to_reasons(advice, f"the run of {job}, another workload")
 
 
 def _add_to_reasons(advice: Advice, source: str) -> Advice:
-    """Return the advice with each offer's reason naming `source` as the origin of the correction."""
+    """Return the advice with `source` named in each offer's reason as the origin of the correction."""
 
     def add_source(offer: Offer) -> Offer:
         return replace(offer, reason=f"{offer.reason}; {offer.carried:.2f}x its forecast by {source}")

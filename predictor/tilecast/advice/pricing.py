@@ -1,4 +1,4 @@
-"""Price enumerated plans as columns, and single plans in full.
+"""Price enumerated plans as columns, and selected plans in full.
 
 Steps of different global batches are compared per sample: amounts are scaled to the job's own batch.
 """
@@ -53,7 +53,7 @@ class CandidatePlans:
         return len(self.gpus)
 
     def take(self, rows: slice | Ints) -> CandidatePlans:
-        """Return the candidates with only the chosen rows, in the given order."""
+        """Return the candidates at the given rows, in that order."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         seconds = cache(lambda: (self.step_s[rows], self.launch_s[rows]))
         return replace(self, plans=self.plans.take(rows), _seconds=seconds, **columns)
@@ -64,7 +64,7 @@ class CandidatePlans:
 
     @property
     def launch_s(self) -> Floats:
-        """Seconds of each step in which the GPU waits for the host, (n,)."""
+        """Seconds of each plan's step in which the GPU waits for the host, (n,)."""
         return self._seconds()[1]
 
     @property
@@ -108,7 +108,7 @@ class CandidatePlans:
         return self._amount(request, request.objective_record.counterpart)
 
     def _amount(self, request: Request, quantity: Quantity) -> Floats:
-        """Return the amount of a quantity for the whole run, or for one step of the job's own batch, (n,)."""
+        """Return each plan's amount of a quantity, (n,), for the whole run or for one step of the job's own batch."""
         steps = self.steps if request.objective_record.is_whole_run else request.workload.global_batch / self.batch
         return quantity.amount(self.pool, self.gpus.astype(float), self.step_s * steps)
 
@@ -131,9 +131,10 @@ class CandidatePlans:
         return mask
 
     def least_step_s(self, request: Request, mask: Mask) -> float:
-        """Return the seconds of the fastest step among the plans in `mask`, for comparison with limits on time.
+        """Return the shortest step time in seconds among the plans in `mask`, for comparison with a limit on time.
 
-        If the job's limits hold at the upper bound, return the upper end of that step's range.
+        If the job compares the upper ends of ranges with its limits, return the shortest upper end of a step's 90 %
+        range.
         """
         rows = np.flatnonzero(mask)
         seconds = self.step_s[rows]
@@ -150,7 +151,7 @@ _COLUMNS = (
 def find_candidates(
     request: Request, pool: Pool, limits: PlanLimits = NO_LIMITS, only_plans: Plans | None = None
 ) -> CandidatePlans:
-    """Enumerate and price the plans of one pool. `enumerate_plans` describes the arguments."""
+    """Enumerate and price the plans of one pool. For the arguments see `enumerate_plans`."""
     return price(enumerate_plans(request, pool, limits, only_plans))
 
 
@@ -204,7 +205,7 @@ class DetailedForecasts:
 
     @classmethod
     def from_rows(cls, candidates: CandidatePlans, rows: Ints) -> DetailedForecasts:
-        """Forecast selected rows of candidates in full, in the given order."""
+        """Return full forecasts of the given rows of candidates, in the same order."""
         present, table = np.unique(candidates.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
         priced = []
@@ -235,7 +236,7 @@ class DetailedForecasts:
         return np.asarray(np.exp(np.concatenate(widths)[starts[self.table] + self.place]))
 
     def offer(self, index: int) -> Offer:
-        """Return the row at an index as an offer without a reason."""
+        """Return the forecast at an index as an offer whose reason is still empty."""
         candidates, row = self.candidates, int(self.rows[index])
         priced, place = self.priced[self.table[index]], int(self.place[index])
         pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]

@@ -105,7 +105,7 @@ def _select_pareto_front(
         searched: the plans of each pool, and a mask of the eligible ones.
 
     Returns:
-        Pairs of a pool's plans and the row of a plan among them.
+        The plans of the front, each as the candidates of its pool and a row of these candidates.
     """
     currencies = {
         candidates.pool.currency for candidates, _ in searched if candidates.pool.price_per_gpu_hour is not None
@@ -137,14 +137,15 @@ def _select_pareto_front(
 
 
 def _pareto_sort_key(candidates: CandidatePlans, row: int) -> tuple[float, str]:
-    """Return a plan's seconds per sample and its pool's name, by which the front is sorted."""
+    """Return the key by which the front is sorted: a plan's seconds per sample, and the name of its pool."""
     return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
 
 
 def _select_evenly_spread_rows(axes: Floats) -> list[int]:
-    """Return at most `MAX_PARETO` of n rows of a Pareto front, spread over the whole front.
+    """Return the indices of at most `MAX_PARETO` rows that cover a whole Pareto front of n rows.
 
-    The lowest row on each axis is chosen first, then repeatedly the row with the largest ratio to all chosen rows.
+    The rows with the least time, cost and GPUs are chosen first. Then the row that differs most from all chosen rows is
+    added, again and again, until no row differs by `LEAST_DISTANCE`.
 
     Args:
         axes: seconds, cost and GPUs of each row, (n, 3).
@@ -167,7 +168,7 @@ LEAST_DISTANCE = float(np.log(1.05))
 
 
 def _describe_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
-    """Return a note for each input, global batch or precision, that the recommendation changes."""
+    """Return a note for each input that the recommendation changes: the global batch or the precision."""
     if not offers:
         return []
     own, best = request.workload, offers[0].workload
@@ -221,7 +222,7 @@ def _describe_input_pipeline(offers: Sequence[Offer]) -> list[str]:
 
 
 def _describe_host_memory(offers: Sequence[Offer]) -> list[str]:
-    """Return a list with a note on the host memory that offloaded activations take, if the job has any."""
+    """Return a note, in a list, on the host memory that offloaded activations take. Without any, the list is empty."""
     if not offers or not offers[0].workload.offloaded_activations:
         return []
     best = offers[0]
@@ -238,7 +239,7 @@ def _format_rate(per_s: float) -> str:
 
 
 def find_sharing(request: Request, offers: Sequence[Offer]) -> SharingAdvice | None:
-    """Return the ways to share a GPU, if the recommended plan trains on a single GPU. Otherwise return None.
+    """Return the ways to share the GPU of a recommended plan that trains on one GPU. For other plans, return None.
 
     Also return None if no way is worthwhile and the job does not allow sharing.
     """
@@ -252,7 +253,7 @@ _SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS"
 
 
 def describe_sharing(request: Request, shared: SharingAdvice | None) -> list[str]:
-    """Return a list with a sentence on the best way to share a GPU. It is empty if no way is worthwhile."""
+    """Return a sentence, in a list, on the best way to share a GPU. If no way is worthwhile, the list is empty."""
     if shared is None or shared.best is None:
         return []
     best = shared.best
@@ -266,7 +267,7 @@ def describe_sharing(request: Request, shared: SharingAdvice | None) -> list[str
 
 
 def describe_confidence(offers: Sequence[Offer]) -> str:
-    """Return a text with the width of the recommendation's range and the number of measured runs behind it."""
+    """Return text that says how wide the recommendation's range is, and how many measured runs support it."""
     if not offers:
         return "nothing to be sure of"
     best = offers[0]

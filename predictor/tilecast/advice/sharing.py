@@ -42,7 +42,7 @@ MAX_JOBS = 8
 
 @dataclass(frozen=True, slots=True)
 class GpuSharingOption:
-    """Forecast, in seconds and bytes, of a job on a MIG slice or shared GPU. `slowdown` is relative to a whole GPU."""
+    """Forecast of a job on a MIG slice or on a shared GPU. `slowdown` is relative to a whole GPU of its own."""
 
     kind: SharingMethod
     profile: str
@@ -74,7 +74,7 @@ class GpuSharingOption:
 
 @dataclass(frozen=True, slots=True)
 class SharingAdvice:
-    """Ways to run a job on a fraction of a GPU: all options that fit, and the recommended option."""
+    """The options for running a job on a fraction of a GPU, and the recommended one of them."""
 
     pool: Pool
     whole_s: float
@@ -87,7 +87,7 @@ class SharingAdvice:
 class SharingJob:
     """One of the jobs that share a GPU by time-slicing.
 
-    `busy` is the fraction of its step in which it computes.
+    `busy` is the fraction of a step in which the job computes.
     """
 
     memory_bytes: float
@@ -95,9 +95,9 @@ class SharingJob:
 
 
 def time_slicing_slowdown(members: Sequence[SharingJob], gpu: Gpu) -> float | None:
-    """Return the factor by which time-sliced jobs on a GPU slow each other down. If they do not fit, return None.
+    """Return the factor by which jobs that time-slice a GPU slow each other down, or None if they do not fit.
 
-    The memory of the jobs adds up. The fractions of time in which the jobs compute add up too.
+    They fit if the sum of their memory fits. The factor is the sum of their busy fractions, at least 1.
     """
     if sum(member.memory_bytes for member in members) > memory.usable_bytes(gpu):
         return None
@@ -105,7 +105,7 @@ def time_slicing_slowdown(members: Sequence[SharingJob], gpu: Gpu) -> float | No
 
 
 def find_sharing_options(workload: Workload, pool: Pool, objective: Objective = "time") -> SharingAdvice | None:
-    """Return the MIG slices and the ways of sharing one GPU of the pool that can run the job.
+    """Return the options for running the job on a MIG slice or on a shared GPU of the pool.
 
     Returns:
         None if the job does not fit one GPU, or the pool's GPUs are MIG slices already.
@@ -172,8 +172,8 @@ class _FastestDeviceRun:
     ) -> GpuSharingOption:
         """Return the run as an option for sharing a GPU.
 
-        `contention_factor` is the factor by which other jobs on the GPU slow the run down. Its step is never shorter
-        than that of `whole`, the run on a whole GPU.
+        `contention_factor` is the factor by which other jobs on the GPU slow the run down. The step of the option is
+        never shorter than that of `whole`, the run on a whole GPU.
         """
         step_s = max(self.step_s, whole.step_s) * contention_factor
         upper = uncertainty.interval(self.workload, self.priced, self.row)[1] / self.step_s
@@ -233,7 +233,7 @@ def _iterate_sharing_options(
 
 
 def _build_gpu_under_mps(gpu: Gpu, jobs: int) -> Gpu:
-    """Return the GPU as seen by one of k jobs under MPS: the whole memory, and a k-th of everything else."""
+    """Return the GPU as one of k jobs under MPS sees it: with the whole memory, and a k-th of everything else."""
     sms = gpu.sm_count // jobs
     return replace(
         gpu,
@@ -246,7 +246,7 @@ def _build_gpu_under_mps(gpu: Gpu, jobs: int) -> Gpu:
 
 
 def _choose_sharing_option(options: Iterator[GpuSharingOption], objective: Objective) -> list[GpuSharingOption]:
-    """Return a list with the cheapest worthwhile option. If no option is worthwhile, the list has the first one."""
+    """Return a list with the cheapest worthwhile option. If none is worthwhile, the list holds the first option."""
     every = list(options)
     worth = [option for option in every if _is_worthwhile(option, objective)]
     return [min(worth, key=lambda option: option.relative_cost)] if worth else every[:1]

@@ -19,13 +19,13 @@ Decision: TypeAlias = Literal["best", "host", "memory", "price", "time", "simpli
 
 
 def require(is_met: object, field: str, problem: str, remedy: str) -> None:
-    """Raise SpecError about a field unless a requirement is met."""
+    """Raise SpecError about a field if a requirement is not met."""
     if not is_met:
         raise SpecError(field, problem, remedy)
 
 
 def format_ratio(ratio: float) -> str:
-    """Return a ratio to the recommendation as text, such as `1.42x` or `23.2x`."""
+    """Return the ratio of an amount to the recommendation's amount as text, such as `1.42x` or `23.2x`."""
     digits = 2 if round(ratio, 2) < 10 else 1 if round(ratio, 1) < 100 else 0
     return f"{ratio:,.{digits}f}x"
 
@@ -75,7 +75,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Most that the whole run may cost."""
+    """The largest amount of money that the whole run may cost."""
 
     amount: float
     currency: str = "USD"
@@ -112,7 +112,7 @@ class Request:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the job limits time or money, so that plans that fit into memory may be excluded."""
+        """Whether the job has a limit on time or money, which may exclude plans that fit into memory."""
         return bool(self.objective_record.bound) or self.target_step_s is not None
 
     @property
@@ -165,9 +165,10 @@ class Offer:
 
     @property
     def shared_nodes(self) -> str:
-        """Sentence on GPU groups of the plan that must share a node. Empty if each group can have its own node.
+        """Sentence that says which GPU groups of the plan must share a node. Empty if each group can have its own node.
 
-        The plan uses `nodes` groups of `gpus_per_node` GPUs. A pool with fewer nodes puts several groups on one.
+        The plan uses `nodes` groups of `gpus_per_node` GPUs. If a pool has fewer nodes, it puts several groups on one
+        node.
         """
         pool, part, groups = self.pool, self.gpus_per_node, self.nodes
         if groups <= pool.max_nodes + (pool.spare_gpus >= part):
@@ -186,7 +187,7 @@ class Offer:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization: the model's FLOPs in a step over those that all GPUs could do at their peak."""
+        """Model FLOPs utilization: FLOPs of the model in a step, divided by the FLOPs of all GPUs at their peak."""
         sharded = zoo.build_sharded_graph(self.workload, Plans.from_plans(self.plan))
         flops = count_model_flops(self.plan, sharded.graph, int(sharded.index[0]))
         return flops / (self.gpus * self.pool.gpu.peak(self.workload.precision) * self.step_s)
@@ -206,7 +207,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Smallest change of one input that makes a plan fit or win. `what_if.changes.apply_change` applies it."""
+    """Smallest change of one input that makes a plan fit or become recommended.
+
+    `what_if.changes.apply_change` applies the change.
+    """
 
     input: str
     """Key of `tilecast.advice.what_if.changes.CHANGES`: the path of the input in the job or in the pool."""
@@ -244,7 +248,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """Why a plan is not recommended. It is the best plan of another pool, or a neighbour of the recommended plan."""
+    """Reason why a plan is not recommended. The plan is another pool's best, or a neighbour of the recommended plan."""
 
     subject: str
     """How the plan differs from the recommended one: `pool`, or a plan dimension such as `tensor` or `zeroStage`."""

@@ -116,7 +116,9 @@ class Assignment:
         return made
 
     def _simulate_members(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
-        """Return the timeline of a pool after moves. One that a single job left is simulated once.
+        """Return the simulated timeline of a pool after some moves.
+
+        If a single job has left the pool, the timeline is cached, because a search moves the same job to several pools.
 
         Args:
             pool: index of the pool.
@@ -203,7 +205,7 @@ class Assignment:
         return simulate_pool(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
 
     def _count_untouched(self, pool: int, moves: Mapping[int, int]) -> int:
-        """Return the number of first starts on a pool whose times no move can change.
+        """Return how many jobs of a pool, counted in the order of starts, certainly keep their starts after some moves.
 
         A job that leaves the pool changes no earlier start. A job that joins the pool starts after the last job ahead
         of it that has the same GPU count and queue, so it changes no start before that one.

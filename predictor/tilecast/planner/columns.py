@@ -60,7 +60,7 @@ class QueueColumns:
         """Return the queue with only some of the options.
 
         Args:
-            kept: indices of the options to keep, ascending, with at least one of each job.
+            kept: indices of the options to select, in ascending order, with at least one option of each job.
         """
         place = np.full(len(self.options) + 1, -1)
         place[kept] = np.arange(len(kept))
@@ -161,12 +161,12 @@ def _add_move_time(option: JobOption, seconds: float) -> JobOption:
 def _find_present_options(
     jobs: Sequence[QueuedJob], which: Sequence[int], options: Sequence[Sequence[JobOption]], first: Ints
 ) -> Ints:
-    """Return the index of each job's present option in the arrays over options, -1 for a job that has none, (n,).
+    """Return each job's present option as an index into the arrays over options, or -1 for a job without one, (n,).
 
     Args:
         jobs: the jobs.
-        which: for each job, the index of its options among `options`.
-        options: the different options of the jobs.
+        which: for each job, the index of its tuple in `options`.
+        options: the distinct tuples of options that jobs have.
         first: index of each job's first option in the arrays, (n,).
     """
     places = [dict[tuple[str, int] | None, int]() for _ in options]
@@ -178,7 +178,7 @@ def _find_present_options(
 
 
 def _list_bounding_properties(job: QueuedJob) -> tuple[object, ...]:
-    """Return the properties, besides options, that bound a job's earliest end and its cost."""
+    """Return those properties of a job, besides its options, on which the bounds of its end and its cost depend."""
     return job.weight, job.priority, job.queue, job.deadline_s, job.is_running
 
 

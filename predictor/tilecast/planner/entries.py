@@ -1,4 +1,4 @@
-"""Forecast when a job would start and end on each pool, if the places of all other jobs stay as planned."""
+"""Forecast when a job would start and end on each pool while all other jobs keep their planned pools and GPU counts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EndT = TypeVar("EndT", PoolEntry, PoolEnd)
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """When one more job would run: its entry on each pool, the earliest end first, or why it has none."""
+    """Forecast of one more job: an entry for each pool, sorted by end, or the reason why it cannot run anywhere."""
 
     name: str
     entries: tuple[PoolEntry, ...]
@@ -109,10 +109,10 @@ def _count_late_seconds(columns: QueueColumns, job: int, finish_s: float) -> flo
 
 
 def list_waiting_ends(solution: QueueSolution, effort: int = EFFORT) -> dict[int, tuple[PoolEnd, ...]]:
-    """Return when waiting jobs would end on each pool, by row of the job.
+    """Return the end of each waiting job on every pool that it could use, by row of the job.
 
-    Jobs that start first are simulated first. Jobs for which `effort` does not suffice are absent. The end on the
-    planned pool is the planned one.
+    The jobs are simulated in the order of their starts, until `effort` is spent. The remaining jobs are absent. The end
+    on the pool of the plan is copied from the plan.
 
     Args:
         solution: the plan of the queue.
@@ -145,7 +145,7 @@ def list_planned_entries(solution: QueueSolution) -> list[PoolEntry]:
 
 
 def _insert_job(solution: QueueSolution, job: QueuedJob) -> QueueColumns:
-    """Return the queue with one more job at its turn. The other jobs keep their order."""
+    """Return the queue with one more job, inserted where it would start. The other jobs keep their order."""
     problem = solution.columns.problem
     larger = replace(problem, jobs=(*problem.jobs, job))
     if solution.order == "kueue" or not problem.jobs:
@@ -196,7 +196,7 @@ def _make_entry(option: JobOption, ranges: TimeRanges, row: int, delayed: int = 
 
 
 def _keep_first_to_finish(entries: Sequence[EndT]) -> tuple[EndT, ...]:
-    """Return for each pool the entry that finishes first, sorted by finish. Of equal ones, take the fewest GPUs."""
+    """Return the entry with the earliest end for each pool, sorted by end. Of equal ends, take the fewest GPUs."""
     best = dict[str, EndT]()
     for entry in sorted(entries, key=lambda item: (item.finish_s, item.option.gpus)):
         best.setdefault(entry.option.pool, entry)

@@ -1,8 +1,8 @@
-"""Swap the places of two jobs of one owner, by weights that the owner gives to its own jobs.
+"""Exchange pools and GPU counts between two jobs of one owner, by weights that the owner gives to its own jobs.
 
-The search for a plan ignores these weights, so that no owner gains an advantage over others by them. Afterwards, two
-jobs of one owner swap pool and GPU count if the job with the higher weight then ends earlier and no job of another
-owner ends later.
+The search for a plan ignores these weights, so that they give no owner an advantage over others. Afterwards, two jobs
+of one owner swap pool and GPU count if the job with the higher weight then ends earlier and no job of another owner
+ends later.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> t
 
 
 def _may_reach_score(current: Assignment, score: QueueScore) -> bool:
-    """Return whether a swap may change the plan's score to `score`.
+    """Return whether swaps may change the plan's score to `score`.
 
     No policy allows more missed deadlines. The completion policy allows any mean completion time, because an owner may
     shift time between its jobs. Under other policies, the deciding value must not get worse.

@@ -18,7 +18,8 @@ Terms: TypeAlias = tuple[Floats | None, tuple[Floats, ...]]
 class QueuePolicy:
     """An objective by which plans are compared in lexicographic order.
 
-    First comes the weight of jobs that miss their deadline, then the maximum of one quantity over jobs, then sums.
+    The first value compared is the total weight of the jobs that miss their deadline. The maximum of one quantity over
+    all jobs comes next, and then sums over jobs.
     """
 
     name: str

@@ -260,7 +260,7 @@ def _explain_impossible_option(job: QueuedJob, option: JobOption, pools: Mapping
 
 
 def _build_refusal(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> UnplannedJob:
-    """Return the refusal of a job that has no possible option. It names the reason against each option."""
+    """Return the refusal of a job that has no possible option. It names up to three reasons against its options."""
     reasons = list(dict.fromkeys(_explain_impossible_option(job, option, pools) for option in job.options))
     if not reasons:
         return UnplannedJob(job.name, "no pool can run it", "see `tilecast advise` for what would help")

@@ -1,8 +1,9 @@
 """The 90 % ranges of starts and ends of a planned queue.
 
-If all forecasts were wrong in the same direction, starts would lie between those with all forecasts at the lower and at
-the upper ends of their ranges. Only a part of an error is common to all jobs. The rest is each job's own: a start
-depends on the sum of the work ahead of it, in which own errors cancel. `ranges.toml` has the common part.
+The queue is simulated with every forecast at the lower end of its range, and again at the upper end. This would give
+the range of each start if all forecasts were wrong in the same direction. But only a part of a forecast's error is
+common to all jobs (`ranges.toml`). The rest is independent between jobs and partly cancels in the sum of the work ahead
+of a job, which makes the ranges narrower.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ class TimeRanges:
 
 @cache
 def shipped_common_share() -> float:
-    """Return the share of a forecast's width that all jobs of a queue have in common, from `ranges.toml`."""
+    """Return the common share of the errors of forecasts, from `ranges.toml`: the same error in all jobs of a queue."""
     return NumbersFile.read_shipped("tilecast.planner", "ranges.toml").read_numbers("starts", ("common",))["common"]
 
 
 def simulate_ends(
     columns: QueueColumns, policy: QueuePolicy, option: Sequence[int]
 ) -> tuple[Assignment, Assignment, Assignment]:
-    """Return the plan with all forecasts as they are, at the lower and at the upper ends of their ranges."""
+    """Return a plan simulated three times: with all forecasts as they are, and at both ends of their ranges.
+
+    The order is (forecasts, lower ends, upper ends).
+    """
     lower, upper = (
         replace(columns, seconds=np.fromiter(map(attrgetter(name), columns.options), float, len(columns.options)))
         for name in ("lower_s", "upper_s")
@@ -98,10 +102,10 @@ _ENDS = "lower_s", "upper_s"
 
 
 def start_width_share(start: Floats, work: Floats) -> Floats:
-    """Return the part of a forecast's width by which the start of each job of a pool may be wrong, (k,).
+    """Return how uncertain each start is, as a share of the width between all forecasts low and all high, (k,).
 
-    The errors of the jobs that start earlier are in part common, and in part each job's own, which add in quadrature
-    by the work of the jobs.
+    The share is 1 if all forecasts err alike. The errors of the jobs that start earlier are partly common to all jobs.
+    The other part is independent between jobs and adds up in quadrature, weighted by the work of each job.
 
     Args:
         start: start of each job, (k,).
@@ -116,13 +120,19 @@ def start_width_share(start: Floats, work: Floats) -> Floats:
 
 
 def _combine_half_widths(start: Floats, run: Floats, share: Floats) -> Floats:
-    """Return the half-width of each end, from those of start and run, of which the common part is the same, (k,)."""
+    """Return the half-width of the range of each end, from those of its start and its run time, (k,).
+
+    Errors of starts and of run times are correlated, because they have a common part.
+    """
     correlation = shipped_common_share() ** 2 / share
     return np.asarray(np.sqrt(start**2 + run**2 + 2 * correlation * start * run))
 
 
 def _interpolate(start: Floats, end: Floats, share: Floats) -> Floats:
-    """Return the value that is the part `share` of the way from `start` to `end`, by their logarithms if it can."""
+    """Return values between `start` and `end`, (k,): `start` for a share of 0, `end` for a share of 1.
+
+    Positive finite values are interpolated on a logarithmic scale, other values linearly.
+    """
     is_positive = (start > 0) & (end > 0) & np.isfinite(start) & np.isfinite(end)
     ratio = np.divide(end, start, out=np.ones(len(start)), where=is_positive)
     linear = start + np.subtract(end, start, out=np.zeros(len(start)), where=np.isfinite(start)) * share

@@ -31,11 +31,11 @@ def choose_fastest(columns: QueueColumns) -> list[int]:
 
 
 def _choose_least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]) -> list[int]:
-    """Return each job's least option, compared by the two columns `by` in lexicographic order.
+    """Return the option of each job with the least value in the first column of `by`. The second column breaks ties.
 
     Args:
         columns: the queue.
-        by: the two columns over options to compare, (m,) each.
+        by: two values of each option, (m,) each.
     """
     order = np.lexsort((by[1], by[0], columns.job))
     return [int(item) for item in order[columns.first[:-1]]]
@@ -92,7 +92,7 @@ class _GpuFreeTimes:
         return -(-gpus // self.per_node)
 
     def _list_node_free_times(self, gpus: int) -> Floats:
-        """Return the time in seconds at which each node has enough free GPUs for its part of a job, (nodes,)."""
+        """Return for each node the time in seconds at which it has enough free GPUs for its part of a job, (nodes,)."""
         return self.until[:, min(gpus, self.per_node) - 1]
 
 
@@ -166,9 +166,10 @@ class _FreePoolCapacity:
 
 
 def _group_waiting_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
-    """Return the waiting line of each job class, and the options that Kueue tries for each waiting line.
+    """Return the index of the waiting line of each job class, and the options that Kueue tries for each line.
 
-    Jobs with the same options and the same queue share a waiting line: while the first cannot start, none can.
+    Jobs with the same options and the same queue share a waiting line. While the first job of a line cannot start, no
+    job of that line can.
     """
     lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
     for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):

@@ -75,8 +75,9 @@ def bound_completion(
 ) -> RelaxedSolution:
     """Return a lower bound of the weighted mean of completion times.
 
-    Time is divided into intervals, and a job may be spread over any of them. It ends half its run time after its mean
-    busy time. The prices of jobs that solve the program also give a bound without intervals, which is higher.
+    Time is divided into intervals, and the program may spread a job over any of them. A job ends half its run time
+    after the mean of the times at which it runs. The dual variables of the program, one price per job, give a second
+    bound that does not depend on intervals. The highest of these bounds and of the fastest run times alone is returned.
 
     Source: the mean busy time relaxation of Schulz and Skutella (SIAM J. Discrete Math. 15, 2002).
 
@@ -84,7 +85,8 @@ def bound_completion(
         columns: the jobs.
         classes: classes of equal jobs.
         end_s: seconds from now in which all jobs can be finished. If infinite, there is no bound.
-        most_columns: most variables of the program. With fewer, the program is solved sooner, and the bound is lower.
+        most_columns: largest number of variables of the program. A smaller program is solved sooner but gives a lower
+            bound.
     """
     if not math.isfinite(end_s):
         return RelaxedSolution(None, _count_fastest_options(columns, classes))
@@ -120,12 +122,13 @@ def bound_completion(
 
 
 def _bound_by_prices(columns: QueueColumns, classes: JobClasses, each: Floats, prices: Floats) -> float:
-    """Return the lower bound of the weighted mean of completion times that prices of jobs give, before waiting times.
+    """Return the lower bound of the weighted mean completion time that follows from a price of each job.
 
-    A job that runs on an option pays for GPU time. If no option at any moment costs less than the price of the job,
-    delay included, then the sum of the prices, less what all GPUs cost, bounds every plan. The least such cost of a
-    pool's GPU is the upper envelope of one line for each option, and 0. It is convex, so that straight lines between
-    moments lie above it.
+    The bound does not include the time that jobs have waited already. In this dual of the program, a job earns its
+    price and pays for its GPU time and its delay. GPU time costs just enough that no option at any moment earns more
+    than it pays. Then the sum of the prices, less the cost of all GPU time, is a lower bound for every plan. Over time,
+    the cost of a pool's GPU is the maximum of 0 and one falling line for each option. This function is convex, so
+    straight lines between a few moments lie above it and keep the bound valid.
 
     Args:
         columns: the jobs.
@@ -140,7 +143,9 @@ def _bound_by_prices(columns: QueueColumns, classes: JobClasses, each: Floats, p
 
 
 def _price_gpus(columns: QueueColumns, options: Ints, prices: Floats, each: Floats) -> tuple[Floats, Floats]:
-    """Return moments, and what a GPU of each pool costs up to each of them, by the prices of `_bound_by_prices`.
+    """Return moments in seconds, (t,), and the cost of one GPU of each pool from now until each moment, (pools, t).
+
+    The costs are those that `_bound_by_prices` describes.
 
     Args:
         columns: the jobs.
@@ -166,10 +171,11 @@ def _price_gpus(columns: QueueColumns, options: Ints, prices: Floats, each: Floa
 
 @dataclass(frozen=True, slots=True)
 class _StartRules:
-    """Rows of a program that say which jobs may start later than now, with r rows.
+    """Constraints of a linear program, r rows, that say which jobs may start later than now.
 
-    In each row, the shares of some options of one job that start later are at most what options of earlier jobs take
-    now, as a share of what must be taken so that none of the former has room.
+    Each row is for one job and some of its options. The share of the job that starts later on these options is at most
+    the share of the necessary GPUs or nodes that earlier jobs take now. Necessary are those that must be taken so that
+    none of these options has room.
     """
 
     later: tuple[Ints, Ints]
@@ -182,12 +188,11 @@ class _StartRules:
     def from_columns(cls, columns: QueueColumns) -> _StartRules:
         """Return the rules of a queue: a row for each job, pool and number of GPUs of its options there.
 
-        The row of a number holds all options of the job on the pool with at most as many GPUs, because a job without
-        room has none for more GPUs either, and what must be taken so that the largest has no room is least. A job of
-        whole nodes has no room if too few nodes are wholly free, and each earlier job takes as many nodes as its GPUs
-        need, one at least. A job of fewer GPUs has no room if no node has as many free, for which earlier jobs must
-        take GPUs of every node that had. Jobs that come later or have a quota may also wait for other reasons, and
-        have no rows.
+        The row of a GPU count holds all options of the job on that pool with at most as many GPUs. It bounds all of
+        them by what must be taken so that the largest of them has no room. A job of whole nodes has no room if too few
+        nodes are wholly free. Each earlier job takes as many nodes as its GPUs need, at least one. A job of fewer GPUs
+        has no room if no node has as many free GPUs, for which earlier jobs must take GPUs on every node that had
+        enough. Jobs that arrive later or have a quota may also wait for other reasons, and have no rows.
         """
         later, now, count = [(np.zeros(0, int),) * 2], [(np.zeros(0, int), np.zeros(0, int), np.zeros(0))], 0
         on_pool = [np.flatnonzero(columns.pool == index) for index in range(len(columns.pools))]
@@ -219,22 +224,23 @@ class _StartRules:
 
 
 def bound_completion_in_order(columns: QueueColumns, end_s: float, most_columns: int = MOST_COLUMNS) -> float | None:
-    """Return a lower bound of the weighted mean of completion times that knows the order in which jobs start.
+    """Return a lower bound of the weighted mean of completion times that takes the order of job starts into account.
 
-    A job runs from now on or starts later. The simulation looks at the jobs in order and starts each that has room, so
-    that a job starts later only if the earlier jobs that run from now on leave no room for it. `_StartRules` has the
-    rows that follow. The program is that of `bound_completion` with one more variable for each option, its share that
-    runs from now on and takes its GPUs until its end. A simulated plan fulfils all rows with shares of 0 and 1, and
-    none of its jobs ends before the time that the program says, so that the optimum bounds every plan.
+    A job either runs from now on or starts later. The simulation looks at the jobs in order and starts each job that
+    has room. So a job starts later only if the earlier jobs that run from now on leave no room for it, which
+    `_StartRules` writes as rows of the program. The program is that of `bound_completion` with one more variable for
+    each option: the share of the option that runs from now on and uses its GPUs until its end. A simulated plan
+    satisfies all rows with shares of 0 and 1, and no job of it ends before the time that the program computes. So the
+    optimum bounds every plan.
 
-    As in `bound_completion`, prices give a bound without intervals. An option that starts later also pays the prices
-    of its rows, and one that runs from now on is paid by the rows of later jobs. What it costs less than its job's
-    price is subtracted, so that any prices give a bound.
+    As in `bound_completion`, prices give a bound without intervals. An option that starts later also pays the prices of
+    its rows. An option that runs from now on receives the prices of the rows of later jobs. If an option costs less
+    than its job's price, the difference is subtracted, so any prices give a bound.
 
     Args:
         columns: the jobs.
         end_s: seconds from now in which all jobs can be finished.
-        most_columns: most variables of the program.
+        most_columns: largest number of variables of the program.
 
     Returns:
         The bound, or None if the program is too large or was not solved, or if `end_s` is infinite.
@@ -283,10 +289,12 @@ def bound_completion_in_order(columns: QueueColumns, end_s: float, most_columns:
 
 
 def _bound_by_start_prices(columns: QueueColumns, rules: _StartRules, prices: Floats, rule_prices: Floats) -> float:
-    """Return the lower bound of the weighted mean of completion times that prices give, before waiting times.
+    """Return the lower bound of the weighted mean completion time that follows from prices of jobs and start rules.
+
+    The bound does not include the time that jobs have waited already.
 
     Args:
-        columns: the jobs, none of which has no weight.
+        columns: the jobs, all with weights above 0.
         rules: the rules of their starts.
         prices: price of each job, (n,). Any prices give a bound.
         rule_prices: price of each rule, (r,), at least 0.
@@ -318,8 +326,8 @@ def bound_peak(
 ) -> RelaxedSolution:
     """Return a lower bound of the largest `(end - since) / scale` over all jobs, for policies that minimize it.
 
-    The smallest feasible value is found by bisection. A value gives every job a deadline. It is feasible if the work
-    that is due by each moment fits into the GPU time before that moment.
+    Bisection finds the smallest feasible value. Each value gives every job a deadline, and is feasible if the work that
+    is due by each moment fits into the GPU time before that moment.
 
     Source: Lenstra, Shmoys and Tardos (Math. Programming 46, 1990), without their rounding step.
 
@@ -357,9 +365,10 @@ def bound_cost(columns: QueueColumns, classes: JobClasses, missed: float) -> Rel
 def _minimize_price_by_deadline(
     columns: QueueColumns, classes: JobClasses, due: Floats, price: Floats, missed: float
 ) -> tuple[float, Floats, Floats] | None:
-    """Return the least total price to finish all jobs in time, the number of jobs per option, (m,), and prices of rows.
+    """Return the least total price to finish all jobs in time, and the solution of its linear program.
 
-    If that is impossible, return None.
+    The solution is the number of jobs per option, (m,), and the prices of the rows. If the jobs cannot finish in time,
+    return None.
 
     Args:
         columns: the jobs.
@@ -431,8 +440,8 @@ def _solve_program(
         entries: rows, columns and values of the constraints.
         lower: lower bound of each row.
         upper: upper bound of each row.
-        most: upper bound of each variable, or None.
-        fold: number of distinct variables. Returned variables are summed over those that are `fold` apart.
+        most: upper bound of each variable, or None if the variables have none.
+        fold: number of variables to return. Variables whose indices differ by a multiple of `fold` are summed.
     """
     row, column = (np.concatenate([item[part].ravel() for item in entries]) for part in (0, 1))
     value = np.concatenate([item[2].ravel() for item in entries])

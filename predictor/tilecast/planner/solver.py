@@ -93,7 +93,7 @@ class QueueSolution:
 
     @property
     def gap(self) -> float | None:
-        """Relative distance of the plan from the lower bound, or None without a bound.
+        """Relative distance of the plan's score from its lower bound, or None without a bound.
 
         The plan is at most this far from the best plan.
         """
@@ -194,8 +194,8 @@ def _plan_in_order(columns: QueueColumns, record: QueuePolicy, effort: int, is_b
 def _choose_starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignment:
     """Return the plan from which the search starts: the present plan or a reference, whichever is better.
 
-    The present plan is kept if it is hardly worse. In a large queue with few new jobs, it is always kept and the new
-    jobs are added to it.
+    The present plan is chosen if it is hardly worse than the best reference. In a large queue with few new jobs, it is
+    always chosen, and the new jobs are added to it.
     """
     is_new = columns.present < 0
     own = references.choose_fastest(columns)
@@ -223,7 +223,10 @@ def _is_plan_extended(columns: QueueColumns) -> bool:
 
 
 def _is_nearly_best(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
-    """Return whether the deciding value of a score is worse than the best by at most the fraction `MAX_LOSS`."""
+    """Return whether a score is worse than the best score by at most the fraction `MAX_LOSS` of its deciding value.
+
+    The values before the deciding value must not be worse at all.
+    """
     deciding = policy.deciding
     return score[:deciding] <= best[:deciding] and score[deciding] <= best[deciding] * (1 + MAX_LOSS)
 
@@ -251,7 +254,10 @@ def _bound_score(
 
 
 def _bound_in_order(planned: QueueSolution) -> float | None:
-    """Return the bound of a plan in Kueue's order, raised by what that order costs every plan."""
+    """Return the lower bound of a plan in Kueue's order: the higher of its bound and the one for plans in that order.
+
+    If there is neither, return None.
+    """
     found = relaxation.bound_completion_in_order(planned.columns, float(planned.finish.max()))
     return max((item for item in (planned.bound, found) if item is not None), default=None)
 
@@ -259,11 +265,12 @@ def _bound_in_order(planned: QueueSolution) -> float | None:
 def _search_plan(first: Assignment, effort: int) -> Assignment:
     """Return the best plan that local search with random restarts and simulated annealing find.
 
-    A count that is good for one job depends on the counts of all others, so that moves that only improve a plan soon
-    find none. Annealing also takes moves that make it worse. Runs that differ only in their random moves may end 10 %
-    apart, so several compete, with the usual counts alone; one more with all counts, at low temperatures, begins at the
-    best plan so far.
-    At last, jobs are moved and swapped until nothing improves the best plan.
+    The best GPU count of one job depends on the counts of all others, so a search that only accepts improvements soon
+    finds no more moves. Simulated annealing also accepts moves that make the plan worse. Runs that differ only in their
+    random moves may end 10 % apart, so several runs compete, with only the usual GPU counts. One more run, with all
+    counts and at low temperatures, begins at the best plan so far.
+
+    Finally, jobs are moved and swapped until nothing improves the best plan.
     """
     if len(first.option) > _MAX_ANNEALED_JOBS:
         current = first.copy()
@@ -355,7 +362,7 @@ def _anneal_plan(first: Assignment, budget: _TrialBudget, seed: int, temperature
 
 
 def _draw_moves(current: Assignment, movable: Sequence[int], draw: random.Random) -> dict[int, int]:
-    """Return random moves: of one job, or of two that exchange their pools and counts. They may be none.
+    """Return random moves: of one job, or of two that exchange their pools and GPU counts. The moves may be empty.
 
     Args:
         current: the plan.
@@ -377,7 +384,7 @@ def _draw_moves(current: Assignment, movable: Sequence[int], draw: random.Random
 
 
 def _find_similar_option(columns: QueueColumns, job: int, option: int) -> int | None:
-    """Return the option of a job with the pool and the count of an option of another job; None if it has none."""
+    """Return the option of a job with the same pool and GPU count as an option of another job, or None."""
     pool, gpus = columns.pool[option], columns.gpus[option]
     same = (item for item in columns.get_option_range(job) if columns.pool[item] == pool and columns.gpus[item] == gpus)
     return next(same, None)
@@ -404,7 +411,10 @@ class _TrialBudget:
     def simulate_moves(
         self, current: Assignment, moves: Mapping[int, int]
     ) -> tuple[QueueScore, dict[int, PoolTimeline]]:
-        """Return the score and the timelines that moves would give (`Assignment.try_moves`), and count the trial."""
+        """Return the score and the timelines that moves would give, and subtract the trial from the budget.
+
+        The moves are not applied (`Assignment.try_moves`).
+        """
         before = current.simulated
         score, changed = current.try_moves(moves)
         self.left -= current.simulated - before + _TRIAL
@@ -441,7 +451,7 @@ def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
 
 
 def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
-    """Return pairs of a job and the options to try, the most promising first. In a small queue, list all options."""
+    """Return (job, options to try) pairs, the most promising job first. In a small queue, list all options."""
     columns = current.columns
     promise = _estimate_gains(current)
     if len(current.option) <= _MAX_SWAP_JOBS:
@@ -459,9 +469,9 @@ def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
 
 
 def _estimate_gains(current: Assignment) -> Floats:
-    """Return the estimated decrease of weighted completion times by a move to each option, (m,).
+    """Return by how much a move to each option would reduce the sum of weighted completion times, estimated, (m,).
 
-    It includes the effect on jobs that start later in the old pool and in the new pool.
+    The estimate includes the effect on jobs that start later in the old pool and in the new pool.
     """
     columns = current.columns
     chosen = np.array(current.option)

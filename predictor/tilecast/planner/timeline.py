@@ -132,7 +132,7 @@ class PoolSimulation:
     """Stored states, ascending. Empty if all tasks have the same size."""
 
     def find_last_moment(self, started: int) -> SimulationState | None:
-        """Return the last stored state with at most `started` started jobs. If there is none, return None."""
+        """Return the last stored state in which at most `started` jobs have started, or None if there is none."""
         place = bisect_right(self.moments, started, key=lambda moment: moment.started)
         return self.moments[place - 1] if place else None
 
@@ -205,9 +205,10 @@ def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
 
 
 def _start_few_tasks(pool: PoolCapacity, tasks: PoolTasks) -> PoolSimulation:
-    """Return the simulation of few jobs that can all start now, in a pool without quotas.
+    """Return the simulation of a few jobs in a pool without quotas, in less time than `_simulate_mixed_sizes` takes.
 
-    Its result is that of `_simulate_mixed_sizes`, in less time. A search of a small queue simulates little else.
+    All jobs must be ready to start. Both functions give the same result. A search of a small queue spends most of its
+    time in such simulations.
     """
     per_node, gpus, seconds = pool.gpus_per_node, tasks.gpus, tasks.seconds
     free = list(pool.free)

@@ -126,7 +126,7 @@ def _simulate_references(solution: QueueSolution) -> dict[str, QueueOutcome]:
 
 @dataclass(frozen=True, slots=True)
 class LateJob:
-    """A job that ends after it is due, and the latest start with which it would be on time."""
+    """A job that ends after its deadline, with the latest start at which its fastest option would still meet it."""
 
     job: int
     """Row of the job in the columns."""
@@ -137,7 +137,7 @@ class LateJob:
 
 
 def list_late_jobs(solution: QueueSolution) -> list[LateJob]:
-    """Return the jobs that end after they are due, the latest first."""
+    """Return the jobs that end after their deadlines, those that are most late first."""
     columns = solution.columns
     rows = np.flatnonzero(solution.finish > columns.due * (1 + 1e-9)).tolist()
     late = [find_lateness(columns, row, float(solution.finish[row])) for row in rows]
@@ -145,7 +145,7 @@ def list_late_jobs(solution: QueueSolution) -> list[LateJob]:
 
 
 def find_lateness(columns: QueueColumns, job: int, finish_s: float) -> LateJob | None:
-    """Return how late a job ends, and what would make it on time. If it ends in time, return None.
+    """Return how late a job ends, and what would make it on time. If it meets its deadline, return None.
 
     Args:
         columns: the queue.
@@ -162,7 +162,9 @@ def find_lateness(columns: QueueColumns, job: int, finish_s: float) -> LateJob |
 def _find_payers(
     solution: QueueSolution, best_outcome: QueueOutcome, gain: Floats, start: Floats, job: int
 ) -> tuple[str, ...]:
-    """Return the names of jobs that occupy a delayed job's best pool when it would have run there.
+    """Return the names of jobs that the plan favours and that use a delayed job's best pool when it would have run.
+
+    There are at most `MOST_PAYERS` names, those that gain the most time first.
 
     Args:
         solution: the plan.

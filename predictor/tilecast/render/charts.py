@@ -48,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named list of points. If `joined` is true, a line connects them in list order."""
+    """A named list of points. If `joined` is true, a line connects the points in list order."""
 
     name: str
     points: tuple[Point, ...]
@@ -162,14 +162,17 @@ def _draw_band(series: Series, x: AxisScale, y: AxisScale) -> str:
 
 
 class _MarkerLabels:
-    """Texts next to markers. A text without room is left out, because the marker's tooltip has the same values."""
+    """Texts next to markers, placed so that none covers another.
+
+    If there is no room for a text, it is left out, because the tooltip of its marker shows the same values.
+    """
 
     def __init__(self, markers: Iterable[tuple[float, float]]) -> None:
         self._boxes = [(left - 5, left + 5, top - 5, top + 5) for left, top in markers]
         """Left, right, top and bottom, in pixels, of everything that a text must not cover."""
 
     def draw(self, left: float, top: float, text: str) -> list[str]:
-        """Return the SVG elements of a text next to the marker at a pixel position. Return none if there is no room."""
+        """Return the SVG elements of a text next to the marker at a pixel position, or [] if it does not fit."""
         width = 6.6 * len(text)
         for is_left, down in ((False, -6.0), (True, -6.0), (False, 15.0), (True, 15.0)):
             start = left - 8 - width if is_left else left + 8
@@ -187,7 +190,7 @@ def _is_overlapping(first: tuple[float, float, float, float], second: tuple[floa
 
 
 def _color_series(chart: Chart) -> list[tuple[int, Series]]:
-    """Return (colour index, series) pairs. A reference line does not use up a colour index."""
+    """Return (colour index, series) pairs. After a reference line, the next series has the same colour index."""
     marks, color = [], 0
     for series in chart.series:
         marks.append((color, series))
@@ -196,7 +199,7 @@ def _color_series(chart: Chart) -> list[tuple[int, Series]]:
 
 
 class AxisScale:
-    """The map from values of an axis to pixels between `start` and `end`."""
+    """A mapping from the values of an axis to the pixels between `start` and `end`."""
 
     def __init__(self, axis: Axis, values: list[float], start: float, end: float) -> None:
         self.axis, self.start, self.end = axis, start, end
@@ -227,7 +230,8 @@ def _choose_linear_ticks(high: float) -> list[float]:
 def _choose_log_ticks(low: float, high: float, base: int) -> list[float]:
     """Return powers of `base` that enclose `low` and `high`.
 
-    If the range spans at most two powers of ten, 2 and 5 times the powers are ticks too.
+    If the range spans at most two powers of ten, ticks at 2 and 5 times a power are added. If it spans many powers,
+    some are skipped.
     """
     first = math.floor(math.log(low, base) + 1e-9)
     last = max(math.ceil(math.log(high, base) - 1e-9), first + 1)

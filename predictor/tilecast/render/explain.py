@@ -51,7 +51,7 @@ def explanation_text(offer: Offer, explanation: Explanation) -> str:
 
 
 def format_kernel_shape(operator: PricedOperator) -> str:
-    """Return kind and dimensions of a kernel, such as `gemm 8192x12288x4096` or `elementwise 117M of 6 B`."""
+    """Return the kind and the dimensions of a kernel, such as `gemm 8192x12288x4096` or `elementwise 117M of 6 B`."""
     d = operator.dims
     if operator.kind == "gemm":
         text = f"{d['m']:.0f}x{d['n']:.0f}x{d['k']:.0f}"
@@ -189,9 +189,10 @@ def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
 
 
 def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, str]]:
-    """Return the data-parallel exchanges of gradients and weights.
+    """Return a row for each exchange of gradients or weights between data-parallel ranks.
 
-    A row has a description, the collective, the bytes, and the number of runs, which is empty for a single run.
+    A row has a description, the collective, its bytes, and the number of runs. For a single run, the number is left
+    empty.
     """
     if not explanation.gradient_bytes:
         return []
@@ -207,7 +208,7 @@ def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, 
 
 
 def _sync_lines(explanation: Explanation) -> list[str]:
-    """Return table lines that compare ways to sum gradients, such as all-reduce. The job's own way is first."""
+    """Return table lines that compare ways to sum gradients, such as all-reduce. The first line is the job's way."""
     if not explanation.syncs:
         return []
     rows = [

@@ -1,4 +1,4 @@
-"""Draw the jobs of a pool over time as a Gantt chart, in which a bar is as high as its job has GPUs."""
+"""Draw the jobs of a pool over time as a Gantt chart. The height of a job's bar is its number of GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw_gantt(name: str, label: str, gpus: int, bars: Sequence[Bar], end_s: flo
     """Return an HTML figure of a pool's GPUs over time.
 
     Args:
-        name: name of the chart, which no other chart of the page has; it is part of an id.
+        name: name of the chart, unique on the page, because it is a part of an HTML identifier.
         label: title, as text.
         gpus: GPUs of the pool.
         bars: jobs by ascending start. Only the first `MOST_BARS` are drawn.
@@ -66,9 +66,9 @@ def draw_gantt(name: str, label: str, gpus: int, bars: Sequence[Bar], end_s: flo
 
 
 def assign_lanes(jobs: Sequence[tuple[float, float, int]]) -> list[list[tuple[int, int]]]:
-    """Return the lanes of a chart that each job takes, as (first, end) pairs. A lane stands for a GPU.
+    """Return the chart lanes of each job, as (first, end) ranges of lane numbers. Each lane stands for one GPU.
 
-    A job takes the lowest lanes that are free from its start to its end, which need not be neighbours.
+    A job gets the lowest lanes that are free from its start to its end. These lanes need not be adjacent.
 
     Args:
         jobs: start, end and number of GPUs of each job, by ascending start.
@@ -90,7 +90,7 @@ def assign_lanes(jobs: Sequence[tuple[float, float, int]]) -> list[list[tuple[in
 
 
 def choose_ticks(end_s: float) -> tuple[list[float], str]:
-    """Return at most ten round moments from 0 to `end_s`, in seconds, and the unit in which all of them are written."""
+    """Return at most ten round times from 0 to `end_s`, in seconds, and the unit in which all labels show them."""
     size, unit = next(((size, unit) for size, unit in _UNITS if end_s >= 3 * size), _UNITS[-1])
     steps = (factor * power for power in (1, 10, 100, 1_000, 10_000) for factor in _ROUND)
     step = size * next((step for step in steps if end_s <= 9 * size * step), end_s / size)
@@ -114,7 +114,7 @@ def _draw_time_axis(end: float, bottom: float) -> list[str]:
 
 
 def _draw_gpu_axis(gpus: int, height: float) -> list[str]:
-    """Return grid lines and labels at round numbers of GPUs, of which lane 0 is at the bottom."""
+    """Return the SVG elements of grid lines and labels at round numbers of GPUs, from 0 at the bottom."""
     step = max(1, 2 ** int(np.ceil(np.log2(max(gpus, 1) / 5))))
     parts = [charts.draw_muted_text(_LEFT - 8, height + 34, "GPUs", "end")]
     for count in range(0, gpus + 1, step):

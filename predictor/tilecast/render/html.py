@@ -161,13 +161,13 @@ def _offer_cells(offer: Offer) -> list[str]:
 
 
 def _format_memory_fit(offer: Offer) -> str:
-    """Return the predicted range of an offer's memory and the memory available, as `51-58 of 79 GiB`."""
+    """Return the predicted range of an offer's memory and the available memory, such as `51-58 of 79 GiB`."""
     taken = format_gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
     return f"{taken} of {format_gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
 
 
 def _name_subject(subject: str) -> str:
-    """Return a dimension of plans in words, such as "micro batch size" for `microBatchSize`."""
+    """Return the words for a plan's dimension in camel case, such as "micro batch size" for `microBatchSize`."""
     words = re.sub("[A-Z]", lambda letter: f" {letter[0].lower()}", subject)
     return words.replace("zero", "ZeRO").replace("gpus", "GPUs")
 
@@ -245,7 +245,8 @@ def _choose_axis_base(values: Sequence[float]) -> int:
 def _scaling_charts(curves: Sequence[ScalingCurve], best: Offer | None) -> list[tuple[str, Chart | None]]:
     """Return charts of step time and of cost over the number of GPUs, each with a name for its HTML identifiers.
 
-    The chart of time has the 90 % range of each pool's steps, and the ideal time of the recommended pool.
+    The chart of step time also shows the 90 % range of each pool's step time, and the ideal time of the recommended
+    pool.
     """
     if not curves:
         return []
@@ -379,7 +380,7 @@ def _plan_legend() -> str:
 
 
 def _list_plan_columns() -> str:
-    """Return the parts of a plan's text, each with its meaning, as an HTML list."""
+    """Return an HTML list that explains each part of the text of a plan."""
     items = "".join(
         f"<div><dt><code>{escape(column.example)}</code></dt><dd>{escape(column.legend)}</dd></div>"
         for column in PLAN_COLUMNS.values()
@@ -389,7 +390,7 @@ def _list_plan_columns() -> str:
 
 
 def write_caveats(advice: Advice) -> str:
-    """Return how sure the forecast is, the prices that were used, and how to read a plan, as HTML."""
+    """Return HTML that says how sure the forecast is, which prices were used, and how to read the text of a plan."""
     prices = describe_prices(advice)
     lines = [f"How sure? {advice.confidence}", f"Prices per GPU and hour: {prices}" if prices else ""]
     texts = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines if line)

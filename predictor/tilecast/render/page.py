@@ -45,9 +45,9 @@ footer{margin-top:48px;font-size:13px;color:var(--soft)}
 
 
 def html_page(title: str, body: Sequence[str], style: str = "") -> str:
-    """Return a complete HTML page. `body` holds its elements as markup, and empty strings are left out.
+    """Return a complete HTML page. `body` holds its elements as markup, of which empty strings are left out.
 
-    `style` is more CSS.
+    `style` is CSS to add to that of every page.
     """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -99,12 +99,12 @@ def class_attribute(name: str) -> str:
 def html_figure(title: str, picture: str, kind: str = "") -> str:
     """Return an HTML `<figure>` with a caption above an `<svg>` element. `kind` is its CSS class.
 
-    On a telephone the picture keeps its size, so that its text can be read, and scrolls.
+    On a narrow screen the picture keeps its size, so that its text stays readable, and can be scrolled.
     """
     scrolled = f'<div class="scroll" tabindex="0">{picture}</div>'
     return f"<figure{class_attribute(kind)}><figcaption>{escape(title)}</figcaption>{scrolled}</figure>"
 
 
 def fraction_bar(fraction: float) -> str:
-    """Return an HTML bar whose length shows a fraction from 0 to 1."""
+    """Return an HTML bar whose length shows a number from 0 to 1."""
     return f'<span class="meter" style="width:{max(fraction, 0.0) * 160:.0f}px"></span>'

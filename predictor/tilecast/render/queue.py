@@ -25,7 +25,7 @@ _TOTALS = ("", "MEAN", "P99", "LAST", "COST", "FAIRNESS", "LATE")
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """The plan of a queue if some pools had more or fewer nodes."""
+    """The plan of a queue if the pools had other node counts."""
 
     nodes: Mapping[str, int]
     """Change in the number of nodes, by pool. A negative number removes nodes."""
@@ -190,7 +190,7 @@ _ORDER_NAMES = {"kueue": "Kueue's order", "free": "free order"}
 
 
 def late_lines(queue_report: QueueReport) -> list[str]:
-    """Return sentences on the jobs that end late, and what would make them end in time. The latest come first."""
+    """Return a sentence for each job that ends late, with what would make it end in time. The latest jobs are first."""
     jobs, lines = queue_report.solution.columns.problem.jobs, []
     late = list_late_jobs(queue_report.solution)
     for item in late[:_PAID]:
@@ -205,7 +205,7 @@ def late_lines(queue_report: QueueReport) -> list[str]:
 
 
 def _explain_late_remedy(late: LateJob) -> str:
-    """Return what would make a waiting job on time, as the end of a sentence and a sentence."""
+    """Return text on what would let a late job end in time: the end of a sentence, and one more sentence."""
     many = late.fastest.gpus > 1
     where = f"{late.fastest.gpus} GPU{'s' * many} of {late.fastest.pool}"
     if late.latest_start_s >= 0:
@@ -218,7 +218,7 @@ def _explain_late_remedy(late: LateJob) -> str:
 
 
 def payment_lines(queue_report: QueueReport) -> list[str]:
-    """Return sentences on the jobs that the plan delays and the jobs that profit. The largest delays come first."""
+    """Return sentences on the jobs that the plan delays and on those that gain by it. The largest delays come first."""
     jobs = queue_report.solution.columns.problem.jobs
     losing = sorted((place for place in queue_report.job_times if place.gain_s <= -1), key=lambda place: place.gain_s)
     lines = []
@@ -253,7 +253,7 @@ def queue_notes(screen: QueueScreen) -> list[str]:
 
 
 def _describe_order_cost(screen: QueueScreen) -> list[str]:
-    """Return a sentence on the cost of Kueue's order compared with a free order."""
+    """Return a sentence on what Kueue's order costs compared with the free order, or [] if unknown or small."""
     if screen.other_order is None:
         return []
     scores = {report.solution.order: report.solution for report in (screen.report, screen.other_order)}
@@ -277,7 +277,7 @@ _ENTRY_TITLES = ("POOL", "GPUS", "PLAN", "START", "(90%)", "FINISH", "(90%)", "C
 
 
 def _submitted_lines(submitted: SubmittedJob | None, currency: str) -> list[str]:
-    """Return the table of when one more job would start and end on each pool, and a sentence that sums it up."""
+    """Return the lines of a table with the start and end of one more job on each pool, and a sentence as summary."""
     if submitted is None:
         return []
     name, entries, refusal = submitted.name, submitted.entries, submitted.refusal
@@ -291,7 +291,10 @@ def _submitted_lines(submitted: SubmittedJob | None, currency: str) -> list[str]
 
 
 def _describe_lateness(submitted: SubmittedJob) -> str:
-    """Return how late one more job ends and what would help, or where it would be late, as the end of a sentence."""
+    """Return the end of a sentence: how late one more job would end and what would help, or that it ends in time.
+
+    If the job ends in time, the text also names the pools on which it would be late.
+    """
     if submitted.late is not None:
         return f", {format_duration(submitted.late.late_s)} after its deadline{_explain_late_remedy(submitted.late)}"
     late = [f"{format_duration(item.late_s)} on {item.option.pool}" for item in submitted.entries if item.late_s]
@@ -317,7 +320,7 @@ def _format_start(seconds: float) -> str:
 
 
 def describe_entries(entries: Sequence[PoolEntry]) -> str:
-    """Return when a job would start on each pool, the earliest first, and on which pool it ends first."""
+    """Return a phrase that says when a job would start on each pool, earliest first, and on which it ends first."""
     ordered = sorted(entries, key=lambda item: (item.start_s, item.finish_s))
     starts = [
         f"{'now' if item.start_s < 1 else f'in {format_duration(item.start_s)}'} on {item.option.gpus} "
@@ -519,7 +522,7 @@ def queue_html(screen: QueueScreen) -> str:
 
 
 def empty_queue_text(queue: EmptyQueue, output: str) -> str:
-    """Return JSON or text for a queue in which no job can be planned. `output` is the value of `-o`."""
+    """Return text for a queue in which no job can be planned, or JSON if `output`, the value of `-o`, asks for it."""
     if output == "json":
         return json.dumps(empty_queue_document(queue), indent=2) + "\n"
     lines = _refusal_lines(queue.unplanned) or ["No job waits or runs."]

@@ -98,7 +98,7 @@ def _list_cells(row: Any) -> list[str]:
 
 
 def _sum_totals(rows: Sequence[Any]) -> dict[str, Any]:
-    """Return the counts of outcomes, and the savings on a day's work, by currency."""
+    """Return the number of rows by outcome, and the money by currency that all jobs of a day would save."""
     money = dict[str, float]()
     for row in rows:
         if row.money_saved is not None:

@@ -66,7 +66,7 @@ def sweep_text(field: str, unit: str, rows: Sequence[SweepRow], *, wide: bool = 
 
 
 def text_bar(fraction: float) -> str:
-    """Return a bar of block characters that fills a fraction of `BAR` columns, rounded to an eighth of a column."""
+    """Return a bar of block characters. Its length is a fraction of `BAR` columns, rounded to an eighth of a column."""
     eighths = max(1, round(min(fraction, 1.0) * BAR * 8))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 

@@ -94,7 +94,7 @@ def advice_headline(advice: Advice) -> str:
 
 
 def is_usual_shown(advice: Advice, usual: Offer) -> bool:
-    """Return whether the usual plan is on the recommended pool and is not another row of the table."""
+    """Return whether the usual plan gets a row of its own: it is on the recommended pool, and no other row shows it."""
     best, base = advice.best, advice.baseline
     if best is None or usual.pool.name != best.pool.name or usual.plan == best.plan:
         return False
@@ -137,7 +137,10 @@ _DECISIONS: dict[str, str] = {
 
 
 def describe_ties(advice: Advice) -> str:
-    """Return a sentence on tied plans: their number, what decided, and how far the recommended one is behind."""
+    """Return a sentence on the plans that tie with the recommended one.
+
+    The sentence says how many they are, why this one was chosen, and how far it is behind the best forecast.
+    """
     others = f"{advice.ties} other plans are" if advice.ties > 1 else "One other plan is"
     others = f"At least {others}" if advice.ties >= MAX_TIED - 1 else others
     behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best forecast"
@@ -187,7 +190,7 @@ _EFFECTS = {"wins": "be ahead", "fits": "fit"}
 
 
 def _is_no_better(why_not: WhyNot) -> bool:
-    """Return whether a plan would not beat the recommendation even without the reason against it."""
+    """Return whether a plan would be no better than the recommendation even without the reason against it."""
     bound = why_not.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
     worse = {record.quantity.worse_code for record in OBJECTIVES.values()}
     return why_not.code in ("Tie", *worse) or (bound and (why_not.value or 0.0) >= 1)
@@ -216,7 +219,7 @@ def _note_lines(advice: Advice) -> list[str]:
 
 
 def _reason_sentence(advice: Advice, best: Offer) -> str:
-    """Return a sentence on why the recommended pool and plan are best, with the numbers that decided."""
+    """Return a sentence that says why the recommended pool and plan are best, with the numbers behind the decision."""
     goal = advice.request.objective_record
     is_least = advice.tie_ratio < 1.0005
     least = _LEAST.get(goal.quantity.name, f"uses the least {goal.quantity.measure}")
@@ -258,7 +261,7 @@ _LEAST = {"seconds": "takes the least time", "price": "costs the least"}
 
 
 def _compare_with_best(advice: Advice, best: Offer, other: Offer) -> str:
-    """Return a comma and a phrase that compares a plan with memory to spare with the recommendation."""
+    """Return a phrase, with a leading comma, that compares a plan with memory to spare with the recommendation."""
     amount = _amount_per_sample(advice, best)
     if not amount:
         return ""
@@ -268,7 +271,7 @@ def _compare_with_best(advice: Advice, best: Offer, other: Offer) -> str:
 
 
 def _amount_per_sample(advice: Advice, offer: Offer) -> float:
-    """Return the amount per sample of the quantity that the objective minimises."""
+    """Return how much of the quantity that the objective minimises an offer uses for one sample."""
     return (
         advice.request.objective_record.quantity.amount(offer.pool, offer.gpus, offer.step_s)
         / offer.workload.global_batch
@@ -322,25 +325,25 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
 
 
 def describe_prices(advice: Advice) -> str:
-    """Return the price of a GPU of each pool that can run the job as text. It is empty if no pool has a price."""
+    """Return text with the price of a GPU in each pool that can run the job, or "" if no pool has a price."""
     pools = (offer.pool for offer in advice.offers)
     return ", ".join(_describe_price(pool) for pool in pools if pool.price_per_gpu_hour is not None)
 
 
 def _describe_price(pool: Pool) -> str:
-    """Return the price of a GPU of a pool as text, with the instance type whose list price it is."""
+    """Return text with the price of a GPU of a pool. A list price is followed by its instance type."""
     text = f"{pool.name} {format_money(pool.price_per_gpu_hour or 0.0, pool.currency)}"
     is_listed = pool.node_type and pool.layers.get("price") in (None, "instance type")
     return f"{text} (list, {pool.node_type})" if is_listed else text
 
 
 def describe_change(change: Change) -> str:
-    """Return a change as text, with the step time and the price of the plan after it, if they are known."""
+    """Return a change as text, followed by the step time and price of the changed plan as far as they are known."""
     return describe_priced(change.text, change.step_s, change.cost_per_1000_steps, change.currency)
 
 
 def describe_priced(text: str, step_s: float | None, cost_per_1000_steps: float | None, currency: str) -> str:
-    """Return a text followed by a step time and the price of 1000 steps in parentheses, as far as they are known."""
+    """Return a text, followed in parentheses by a step time and the price of 1000 steps as far as they are known."""
     parts = [] if step_s is None else [f"{format_duration(step_s)} a step"]
     if cost_per_1000_steps is not None:
         parts.append(f"{format_money(cost_per_1000_steps, currency)}/1k steps")

@@ -68,12 +68,12 @@ def format_step_count(steps: int) -> str:
 
 
 def shorten_text(text: str, most: int) -> str:
-    """Return a text, cut to `most` characters of which the last is an ellipsis if it is longer."""
+    """Return a text of at most `most` characters. A longer text is cut, and ends with an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def format_memory(lower_bytes: float, upper_bytes: float, available_bytes: float) -> str:
-    """Format the range of memory that a plan takes on a GPU, and what is available, such as `46-63 of 78 GiB a GPU`."""
+    """Format the memory that a plan takes on a GPU, and the available memory, such as `46-63 of 78 GiB a GPU`."""
     return f"{format_gibibyte_range(lower_bytes, upper_bytes)} of {format_gibibytes(available_bytes)} GiB a GPU"
 
 

@@ -1,4 +1,4 @@
-"""Price the baseline, the usual plan, the job without its constraints, another batch, buckets, links, fewer GPUs."""
+"""Price alternatives to the recommendation, such as the baseline, the usual plan and a plan with memory to spare."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
 
 
 def find_best_without_constraints(request: Request, candidates: Sequence[CandidatePlans]) -> Offer | None:
-    """Return the best offer without the job's constraints. Without constraints or without an offer, return None."""
+    """Return the best offer if the job's constraints are ignored, or None without constraints or without offers."""
     if request.constraints == Constraints():
         return None
     free = replace(request, constraints=Constraints())
@@ -81,9 +81,9 @@ USUAL_STAGES = (0, 3, 1, 2)
 def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | None:
     """Return the plan that most people would run on the recommended pool: data parallelism or FSDP alone.
 
-    It uses as many GPUs as the recommended plan, or the most below that if no such plan exists. Plans with memory to
-    spare and without recomputation come first, then replicas before FSDP, then the fastest micro-batch. Return None if
-    no such plan fits, if it is the recommended plan, or if the user states the plan.
+    The plan uses as many GPUs as the recommended plan, or if that is impossible, the next smaller number. Plans with
+    memory to spare are preferred, then plans without recomputation, then data parallelism over FSDP, then the fastest
+    plan. Return None if no such plan fits, if it is the recommended plan, or if the user states the plan.
     """
     if not choices or request.plan is not None:
         return None
@@ -112,9 +112,9 @@ def price_usual_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
 
 
 def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> list[str]:
-    """Return a list with a sentence that data parallelism or FSDP alone does not fit the recommended pool.
+    """Return a sentence, in a list, if neither data parallelism nor FSDP alone fits the recommended pool.
 
-    The list is empty if it fits, or if the user states the plan.
+    The list is empty if one of them fits, or if the user states the plan.
     """
     if not choices or request.plan is not None:
         return []
@@ -131,7 +131,8 @@ def describe_missing_usual_plan(request: Request, choices: Sequence[Choice]) -> 
 def _is_usual(request: Request, best: Choice) -> Mask:
     """Return which plans of the recommended pool are data parallelism or FSDP alone, (n,).
 
-    They use the recommended plan's precision and global batch, and at most its number of GPUs.
+    Such a plan also has the recommended plan's precision and global batch, has at most its number of GPUs, and meets
+    the job's constraints.
     """
     candidates, plans = best.candidates, best.candidates.plans
     is_alone = np.all([getattr(plans, name) == 1 for name in _DEGREES], axis=0)
@@ -144,9 +145,10 @@ _DEGREES = ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual
 
 
 def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | None:
-    """Return the best plan with memory to spare on the recommended pool, if the recommended plan is tight.
+    """Return the best plan with memory to spare on the recommended pool if the recommended plan's memory is tight.
 
-    If the user states the plan, or seeks the fewest GPUs, the safer plan uses as many GPUs.
+    If the user states the plan, or wants the fewest GPUs, the safer plan uses the same number of GPUs. If memory is not
+    tight or there is no such plan, return None.
     """
     if not choices or not choices[0].is_tight:
         return None
@@ -172,9 +174,9 @@ def price_safer_plan(request: Request, choices: Sequence[Choice]) -> Offer | Non
 
 
 def describe_plan(offers: Sequence[Offer], safer: Offer | None) -> tuple[str, ...]:
-    """Return notes that help to read the recommended plan, or a plan with memory to spare.
+    """Return notes that explain details of the recommended plan and of the plan with memory to spare.
 
-    They cover GPU groups that share a node, and ZeRO with a single data-parallel rank.
+    The details are GPU groups that share a node, and ZeRO with a single data-parallel rank.
     """
     if not offers:
         return ()
@@ -189,7 +191,7 @@ def describe_plan(offers: Sequence[Offer], safer: Offer | None) -> tuple[str, ..
 
 
 def find_plan_with_spare_memory(request: Request, pool: Pool) -> Offer | None:
-    """Return the plan on the fewest GPUs of a pool that leaves memory to spare. If there is none, return None."""
+    """Return the plan of a pool that uses the fewest GPUs among those with memory to spare, or None."""
     candidates = find_candidates(request, pool)
     eligible = candidates.within(request.constraints) & candidates.fits
     choice = choose_plan(replace(request, objective="fewestGpus"), candidates, eligible & ~candidates.tight)
@@ -203,10 +205,11 @@ DECISIVE = 0.1
 
 
 def describe_assumed_networks(offers: Sequence[Offer]) -> list[str]:
-    """Return a sentence for each offer whose step waits for an assumed network for more than `DECISIVE` of its time.
+    """Return a sentence for each offer whose step waits long for a network that is only assumed.
 
-    The sentence gives the step with the GPU's usual network instead. If that is the assumed network, it gives the step
-    with 100 Gb/s Ethernet.
+    The wait is long if it takes more than the fraction `DECISIVE` of the step. The sentence gives the step time with
+    the GPU's usual network instead. If that is the assumed network, it gives the time with 100 Gb/s Ethernet, or with
+    400 Gb/s if 100 Gb/s is assumed.
     """
     sentences = []
     for offer in offers:
@@ -244,7 +247,7 @@ def _step_s_on_network(offer: Offer, network: Link) -> float:
 def suggest_changes(request: Request, choices: Sequence[Choice]) -> list[str]:
     """Return sentences on another batch, other bucket sizes and fewer GPUs, where these would be clearly better.
 
-    `choices` are ranked. The sentences are about the first choice.
+    The sentences are about the first of the ranked `choices`.
     """
     if not choices:
         return []
@@ -254,11 +257,11 @@ def suggest_changes(request: Request, choices: Sequence[Choice]) -> list[str]:
 
 
 def _suggest_batch(request: Request, best: Choice) -> str | None:
-    """Return a sentence on the nearest global batch that the GPU count of the recommended pool divides.
+    """Return a sentence on the nearest global batch that is a multiple of the pool's number of GPUs.
 
-    The result is None unless the recommendation with that batch is better per sample by more than a tie. It is also
-    None if the GPUs divide the job's own batch, if the job gives a range of batches or states its plan, and if the
-    objective is the fewest GPUs.
+    Return None unless the recommendation with that batch is better per sample by more than a tie. Also return None if
+    the GPUs divide the job's own batch, if the job gives a range of batches or states its plan, or if the objective is
+    the fewest GPUs.
     """
     pool, own = best.candidates.pool, request.workload.global_batch
     most = _max_usable_gpus(request, pool)
@@ -292,7 +295,7 @@ def _max_usable_gpus(request: Request, pool: Pool) -> int:
 
 
 def _amount_per_sample(request: Request, choice: Choice, batch: int) -> float:
-    """Return the amount per sample of the quantity that the objective minimises."""
+    """Return how much of the quantity that the objective minimises a choice uses for one sample."""
     seconds = float(choice.candidates.step_s[choice.row]) / batch
     return request.objective_record.quantity.amount(choice.candidates.pool, choice.gpus, seconds)
 
@@ -306,10 +309,10 @@ LEAST_GAIN = 0.01
 
 
 def _suggest_bucket_size(best: Choice) -> str | None:
-    """Return a sentence on the fastest bucket size in `SIZES_MIB`, if its gain exceeds `LEAST_GAIN`.
+    """Return a sentence on the bucket size in `SIZES_MIB` with the fastest step, if it saves more than `LEAST_GAIN`.
 
-    The result is None if the plan has no gradient buckets that overlap the backward pass. It is also None if the
-    framework has no bucket size.
+    If it saves less, if no gradient buckets overlap the backward pass, or if the framework has no bucket size, return
+    None.
     """
     candidates, row = best.candidates, best.row
     workload, plan = candidates.variants[candidates.variant[row]], candidates.plans.row(row)
@@ -332,7 +335,7 @@ def _suggest_bucket_size(best: Choice) -> str | None:
 
 
 def _describe_bucket_size(workload: Workload) -> str:
-    """Return the job's bucket size as text: a number of MiB, or that it is the framework's default."""
+    """Return the job's bucket size as text in MiB, or text that says that the framework chooses it."""
     if workload.bucket_mib is not None:
         return f"{workload.bucket_mib}"
     size = frameworks.find_framework(workload).bucket_mib[1]
@@ -345,10 +348,10 @@ SEVERAL = 3
 
 
 def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
-    """Return a sentence on the fastest plan with fewer GPUs, if the recommended GPUs gain too little speed.
+    """Return a sentence on the fastest plan with fewer GPUs, if the additional GPUs of the recommendation gain little.
 
-    The GPU count is halved as long as the last doubling cost at least `SEVERAL` times as much as it gained. The result
-    is None if no halving meets that rule, or if the objective is not about time alone.
+    The GPU count is halved while the larger count costs too much for its gain in speed (`SEVERAL`). Return None if it
+    is never halved, or if the objective is not about time alone.
     """
     if request.objective_record.saves_gpus or request.is_bounded:
         return None

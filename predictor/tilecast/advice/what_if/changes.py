@@ -41,7 +41,7 @@ def _make_pool_change(change: Callable[[Pool, Any], Pool]) -> Apply:
 
 
 def _make_field_setter(attribute: str, name: str, kind: Callable[[Any], Any]) -> Apply:
-    """Return a function that sets the field `name` of `request.ATTRIBUTE`. It does nothing if the attribute is None."""
+    """Return a function that sets the field `name` of the attribute `attribute` of a request, unless that is None."""
 
     def change(request: Request, value: Any) -> Request:
         whole = getattr(request, attribute)
@@ -86,8 +86,8 @@ def with_pool_gpus(pool: Pool, gpus: int) -> Pool:
 def select_sizes_to_try_first(pool: Pool, possible: Sequence[int]) -> list[int]:
     """Return the indices of the GPU counts in `possible` to try first.
 
-    These are `FURTHER` times the pool's nodes. For a pool that is part of a node, they are also the larger parts and
-    the whole node. Index 0, the pool's present size, is never returned.
+    These are the counts with the pool's number of nodes times a factor in `FURTHER`. For a pool that is part of a node,
+    larger parts and the whole node are included. Index 0, the pool's present size, is never returned.
     """
     gpus = np.array(possible)
     per_node = np.maximum(pool.gpus_per_node, np.minimum(gpus, pool.usual_gpus_per_node))
@@ -106,7 +106,8 @@ def _with_framework(request: Request, value: Any) -> Request:
 def list_pool_sizes(pool: Pool) -> list[int]:
     """Return the GPU counts that a pool could grow to, ascending. The present count is the first.
 
-    They are divisors of a node, or whole nodes up to `FURTHER[-1]` times the pool's nodes.
+    The larger counts are parts of a node that divide its number of GPUs, and whole nodes, up to `FURTHER[-1]` times the
+    pool's nodes.
     """
     whole, most = (
         (pool.usual_gpus_per_node if pool.is_partial_node else pool.gpus_per_node),
@@ -119,9 +120,9 @@ def list_pool_sizes(pool: Pool) -> list[int]:
 
 
 def describe_pool_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
-    """Return the change that grows a pool to `gpus` GPUs, with its text.
+    """Return the change by which a pool grows to `gpus` GPUs, with a text that describes it.
 
-    Nodes keep their number of GPUs. A pool that is part of a node gets the usual number.
+    Nodes keep their number of GPUs. The node of a pool that is part of a node grows up to the usual number.
     """
     wide = with_pool_gpus(pool, gpus)
     if not pool.is_partial_node:
@@ -132,7 +133,7 @@ def describe_pool_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"])
 
 
 def describe_node_count(nodes: int, pool: Pool) -> str:
-    """Return the growth of a pool to `nodes` equal nodes as text. If one node is smaller, the text counts GPUs."""
+    """Return text on the growth of a pool to `nodes` equal nodes. If one node is smaller, the text counts GPUs."""
     if pool.spare_gpus:
         return f"{nodes * pool.gpus_per_node} GPUs instead of {pool.max_gpus}"
     return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
@@ -196,9 +197,9 @@ A name is a path in a TrainingJob's spec, `plan.…` for a field of a stated pla
 
 
 def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tolerance: int = 1) -> int:
-    """Return an integer for which `works` is true, found by bisection between `fails` and `succeeds`.
+    """Return an integer between `fails` and `succeeds` for which `works` is true, found by bisection.
 
-    Within `tolerance` of the result, towards `fails`, there is an integer for which `works` is false.
+    At an integer at most `tolerance` away from the result, on the side of `fails`, `works` is false.
     """
     while abs(succeeds - fails) > tolerance:
         middle = (fails + succeeds) // 2
@@ -207,7 +208,7 @@ def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tol
 
 
 def describe_larger_memory(pool: Pool, needed_bytes: float) -> Change:
-    """Return the change to GPUs with more memory: the fewest whole GiB that let a job use `needed_bytes`."""
+    """Return the change to GPUs with more memory, the fewest whole GiB that are enough for `needed_bytes`."""
 
     def holds(gib: int) -> bool:
         return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes

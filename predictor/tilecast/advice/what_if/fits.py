@@ -41,13 +41,15 @@ def add_remedies(
     outcomes: Sequence[Choice | Rejection],
     choices: tuple[Choice, ...],
 ) -> list[Rejection]:
-    """Return the rejections among the outcomes, each with the first change that helps, if there is one.
+    """Return the rejections among the outcomes, each with the first change that would give its pool an offer.
+
+    A rejection that no change removes stays without one.
 
     Args:
         request: the job.
         candidates: the plans of each pool.
         outcomes: the choice or the rejection of each pool.
-        choices: the choices among the outcomes, ranked.
+        choices: the choices among the outcomes, the recommended one first.
     """
     return [
         _add_remedy(request, each, outcome, choices)
@@ -59,9 +61,9 @@ def add_remedies(
 def _add_remedy(
     request: Request, candidates: CandidatePlans, rejection: Rejection, others: tuple[Choice, ...]
 ) -> Rejection:
-    """Return the rejection with the first change that helps, if there is such a change.
+    """Return the rejection with the first change that would give the pool an offer.
 
-    If no single change helps, the remedy may name a first change and the reason that would still reject the pool.
+    If no single change is enough, the remedy may name a first change and the reason that would then reject the pool.
     """
     if rejection.code == "PriceUnknown":
         change = _find_missing_price(request, candidates, others)
@@ -80,7 +82,7 @@ def _add_remedy(
 
 
 def _add_step_and_price(change: Change, request: Request, candidates: CandidatePlans) -> Change:
-    """Return the change with the step time and the price of the plan that it makes possible."""
+    """Return the change with the step time and the price of the plan that would be recommended after it."""
     if change.input == "pool.gpu.memoryGib":  # no such GPU has to exist, so it has neither speed nor price
         return change
     after, pool = apply_change(change, request, candidates.pool)
@@ -110,7 +112,7 @@ def _find_executable_plans(request: Request, pool: Pool, limits: PlanLimits) -> 
 
 
 def _list_gpu_counts_to_try(request: Request, pool: Pool) -> list[int]:
-    """Return the GPU counts on which a changed job is tried, the largest first."""
+    """Return the GPU counts to try for a job after a change, the largest first."""
     limits = request.constraints
     if limits.gpus is not None:
         return [limits.gpus]
@@ -119,9 +121,9 @@ def _list_gpu_counts_to_try(request: Request, pool: Pool) -> list[int]:
 
 
 def _reduce_change(change: Change, request: Request, candidates: CandidatePlans) -> Change:
-    """Return a helpful change with its value reduced as far as it still helps.
+    """Return a helpful change with its value moved towards the present value as far as the change still helps.
 
-    For inputs in `_BISECTED`, the value is found by bisection between the present value and the helpful value.
+    The value of inputs in `_BISECTED` is found by bisection between the present value and the helpful value.
     """
     if change.input not in _BISECTED:
         return change
@@ -186,8 +188,8 @@ def _get_rejection_or_none(outcome: Choice | Rejection) -> Rejection | None:
 def _offers_every_fitting_plan(request: Request, pool: Pool) -> bool:
     """Return whether every plan that fits the pool gives an offer.
 
-    That is so if no plan is stated, the pool is allowed, no needed quantity is unknown, and time and cost have no
-    limits.
+    That is true if no plan is stated, the pool is allowed, no quantity that the objective needs is unknown, and time
+    and cost have no limits.
     """
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
@@ -202,7 +204,7 @@ def _offers_every_fitting_plan(request: Request, pool: Pool) -> bool:
 
 
 def _list_gpu_counts(pool: Pool, limit: int) -> list[int]:
-    """Return GPU counts of a pool up to `limit`, ascending: divisors of a node, powers of two nodes, all nodes."""
+    """Return GPU counts of a pool up to `limit`, ascending: divisors of a node, powers of two nodes, and all nodes."""
     nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {limit // pool.gpus_per_node}
     every = {*search.divisors(pool.gpus_per_node), *(count * pool.gpus_per_node for count in nodes)}
     return sorted(count for count in every if 0 < count <= min(limit, pool.max_gpus))
@@ -242,7 +244,7 @@ def _suggest_nodes(request: Request, candidates: CandidatePlans, rejection: Reje
 
 
 def _suggest_gpu_counts(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield other GPU counts, the nearest first."""
+    """Yield changes to other GPU counts, the nearest first, then to larger pools and other global batches."""
     asked, limits = request.constraints.gpus, request.constraints
     if asked is not None:
         possible = _list_gpu_counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
@@ -257,7 +259,7 @@ def _suggest_gpu_counts(request: Request, candidates: CandidatePlans, rejection:
 
 
 def _suggest_batches(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield other global batches that divide evenly over the job's GPUs, or over a divisor of their number.
+    """Yield changes to global batches that divide evenly over the job's GPUs, or over a divisor of their number.
 
     The nearest to the job's own batch comes first.
     """
@@ -274,7 +276,7 @@ FAR = (16, 32, 64)
 
 
 def _suggest_memory_savings(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield changes that reduce a job's memory per GPU, the least costly for the user first."""
+    """Yield changes that reduce a job's memory per GPU, starting with the one that costs the user least."""
     yield from _suggest_looser_limits(request, candidates)
     yield from _suggest_frameworks(request)
     workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
@@ -304,7 +306,7 @@ def _suggest_memory_savings(request: Request, candidates: CandidatePlans, reject
 
 
 def _suggest_smaller_settings(request: Request) -> Iterator[Change]:
-    """Yield settings of the job or its plan that need less memory than the present ones."""
+    """Yield changes to settings of the job or its plan that need less memory than the present ones."""
     workload, plan = request.workload, request.plan
     stage = plan.zero_stage if plan is not None else None
     if stage is not None and workload.training and workload.gradient_sync == "allReduce":
@@ -323,9 +325,9 @@ def _suggest_smaller_settings(request: Request) -> Iterator[Change]:
 
 
 def _suggest_smaller_plans(request: Request, pool: Pool, rejection: Rejection) -> Iterator[Change]:
-    """Yield the plan that fits on the same GPUs and differs from the user's plan in the fewest columns, if any fits.
+    """Yield the change to a plan that fits on the same GPUs and differs in the fewest columns from the user's plan.
 
-    Among plans that differ in equally many columns, the fastest is taken.
+    If several plans differ in equally many columns, the fastest is taken. If no plan fits, nothing is yielded.
     """
     if request.plan is None or rejection.plan is None:
         return
@@ -348,7 +350,7 @@ _PLAN_COLUMNS = (
 
 
 def _suggest_frameworks(request: Request) -> Iterator[Change]:
-    """Yield other frameworks for a job that names one. They may shard more of its optimizer state."""
+    """Yield changes to other frameworks, which may shard more of the optimizer state, if the job names a framework."""
     workload, plan = request.workload, request.plan
     mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
     for name, abilities in search.FRAMEWORKS.items():
@@ -364,7 +366,7 @@ def _suggest_frameworks(request: Request) -> Iterator[Change]:
 
 
 def _can_split_stages(workload: Workload, plan: PartialPlan | None) -> bool:
-    """Return whether the workload's framework can split the layers into the pipeline stages of the user's plan."""
+    """Return whether the workload's framework can divide the layers into the pipeline stages of the user's plan."""
     if plan is None or plan.pipeline == 1:
         return True
     return search.has_full_stages(workload, plan.pipeline) and (
@@ -373,7 +375,7 @@ def _can_split_stages(workload: Workload, plan: PartialPlan | None) -> bool:
 
 
 def _suggest_looser_limits(request: Request, candidates: CandidatePlans) -> Iterator[Change]:
-    """Yield each of the job's own limits, relaxed just enough for the smallest plan that fits."""
+    """Yield a change for each of the job's own limits that relaxes it just enough for a plan to fit."""
     limits, per_node = request.constraints, candidates.pool.gpus_per_node
     for name, count, key in (
         ("constraints.gpus", "gpus", candidates.gpus),
@@ -393,7 +395,7 @@ def _suggest_looser_limits(request: Request, candidates: CandidatePlans) -> Iter
 
 
 def _suggest_looser_bound(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield the deadline that the fastest fitting plan needs, or the budget that the cheapest needs."""
+    """Yield a change to the deadline of the fastest plan that fits, or to the budget of the cheapest one."""
     fitting = candidates.within(request.constraints) & candidates.fits
     if request.objective_record.bound == "deadlineSeconds":
         needed = math.ceil(float(candidates.finish_s[fitting].min()))
@@ -404,7 +406,7 @@ def _suggest_looser_bound(request: Request, candidates: CandidatePlans, rejectio
 
 
 def _suggest_meeting_target(request: Request, candidates: CandidatePlans, rejection: Rejection) -> Iterator[Change]:
-    """Yield larger pools, then the target step time that the fastest fitting plan meets."""
+    """Yield changes to larger pools, then a change to the target step time that the fastest fitting plan meets."""
     pool, limits = candidates.pool, request.constraints
     if limits.gpus is None and limits.max_gpus is None and limits.max_nodes is None and not pool.is_partial_node:
         for times in FURTHER:
@@ -432,9 +434,9 @@ _CHANGES_BY_CODE = {
 
 
 def _find_missing_price(request: Request, candidates: CandidatePlans, others: tuple[Choice, ...]) -> Change | None:
-    """Return the price below which a pool without a price would be recommended.
+    """Return the change that gives a pool a price low enough to be recommended.
 
-    If no other pool has a plan, the change asks for any price. If no price helps, return None.
+    If no other pool has a plan, any price is enough. If no price helps, return None.
     """
     pool = replace(candidates.pool, price_per_gpu_hour=1.0)
     outcome = choose_or_reject(request, replace(candidates, pool=pool))

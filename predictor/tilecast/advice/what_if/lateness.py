@@ -15,12 +15,14 @@ _FEWEST, _FASTEST = "fewestGpusBeforeDeadline", "timeToFinish"
 def describe_lateness(
     request: Request, choices: Sequence[Choice], candidates: Sequence[CandidatePlans]
 ) -> tuple[str, ...]:
-    """Return a note if the recommended run misses a deadline that its objective ignores. Otherwise, return nothing.
+    """Return a note, in a tuple, if the recommended run misses a deadline that its objective ignores.
 
     Args:
         request: the job.
         choices: the chosen plan of each pool, the recommended one first.
         candidates: all plans of each pool.
+
+    Otherwise, the tuple is empty.
     """
     if request.deadline_s is None or request.objective_record.bound == "deadlineSeconds" or not choices:
         return ()
@@ -43,13 +45,13 @@ def describe_lateness(
 
 
 def _choose_offer(request: Request, candidates: Sequence[CandidatePlans]) -> Offer | None:
-    """Return the offer that an advice with another objective would recommend. If there is none, return None."""
+    """Return the offer that the advice on another request, usually with another objective, would recommend, or None."""
     outcomes = [choose_or_reject(request, each) for each in candidates]
     choices = rank_choices(request, [item for item in outcomes if isinstance(item, Choice)]).choices
     return choices[0].offer() if choices else None
 
 
 def _find_run_seconds(request: Request, offer: Offer) -> float:
-    """Return the seconds of a run to compare with the deadline: the forecast, or the upper end of its range."""
+    """Return the run time in seconds to compare with the deadline: the forecast, or the upper end of its range."""
     ratio = offer.upper_s / offer.step_s if request.limits_at == "upperBound" else 1.0
     return (offer.finish_s or 0.0) * ratio

@@ -1,9 +1,9 @@
 """Explain why the best plan of every other pool, and every neighbour of the recommended plan, is not recommended.
 
-A neighbour differs from the recommended plan by one step in one dimension. The reason is looked up in the table of
-plans that was searched. The change that would remove the reason is found by pricing with other inputs. For another
-pool, a change must make that pool the recommended one. For a neighbour, it must put the neighbour ahead of the plan
-that is recommended now.
+A neighbour differs from the recommended plan by one step in one dimension. The reason comes from the plans that the
+search priced. The change that would remove the reason is found by pricing with other inputs. A change for another pool
+must make that pool the recommended one. A change for a neighbour must put the neighbour ahead of the plan that is
+recommended now.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def explain_why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
 
 
 def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: bool) -> WhyNot:
-    """Return why a choice is not recommended.
+    """Return why the choice of another pool is not recommended.
 
     Args:
         request: the job.
@@ -85,7 +85,7 @@ def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, i
 
 
 def _find_winning_change(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
-    """Return the smallest change of a pool that makes its choice recommended. If no change helps, return None."""
+    """Return the smallest change of a pool by which its choice would be recommended, or None if no change helps."""
     others = tuple(item for item in choices if item is not choice)
     if request.objective_record.fewest_gpus:
         return None
@@ -100,9 +100,10 @@ def _is_recommended(request: Request, choice: Choice, others: tuple[Choice, ...]
 
 
 def _is_clearly_recommended(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    """Return whether a choice of a changed pool wins clearly enough that the pool need not be searched again.
+    """Return whether a choice of a changed pool is recommended by so much that a new search would agree.
 
-    A new search might recommend a plan that ties with this choice, so the choice must win by the width of two ties.
+    A new search might recommend another plan that ties with this choice. So the choice must still be recommended if its
+    amounts are worse by the width of two ties.
     """
     widths = [float(uncertainty.tie_width_between_pools(choice.errors, other.errors)[0]) for other in others]
     return _is_recommended(request, choice.scale_amounts(math.exp(2 * max(widths, default=0.0))), others)
@@ -113,13 +114,13 @@ MOST_CONFIRMED = 256
 
 
 def _is_pool_recommended(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
-    """Return whether a changed pool, searched again, is recommended over the other choices."""
+    """Return whether a changed pool is recommended over the other choices after a new search of the pool."""
     outcome = choose_on_pool(request, pool)
     return isinstance(outcome, Choice) and _is_recommended(request, outcome, others)
 
 
 def _find_winning_size(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the smallest growth of a pool that makes it the recommended pool. If no growth helps, return None."""
+    """Return the smallest growth by which a pool would become the recommended pool, or None if no growth helps."""
     pool, limits = choice.candidates.pool, request.constraints
     known: dict[int, Choice | None] = {}
     possible = list_pool_sizes(pool)
@@ -158,7 +159,7 @@ def _find_winning_size(request: Request, best: Choice, choice: Choice, others: t
 
 
 def _find_winning_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the smallest speed-up of a pool's links that makes it the recommended pool."""
+    """Return the smallest speed-up of a pool's links by which the pool would be recommended, or None."""
     offer, pool = choice.offer(), choice.candidates.pool
     hidden = 1 - offer.breakdown["communication"] / offer.step_s
     if choice.value * hidden > best.value * math.exp(uncertainty.largest_tie_width()):
@@ -190,7 +191,10 @@ def _describe_links(speed: float) -> Change:
 
 
 def find_winning_price(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the highest price at which a pool's choice would be recommended over the choices of the other pools."""
+    """Return the change to the highest price at which a pool's choice would be recommended, or None.
+
+    The price is compared with the choices of the other pools. If the pool has no price, there is no such change.
+    """
     price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
     ratio = _find_winning_factor(request, choice, others)
     if not price or ratio is None:
@@ -212,9 +216,9 @@ BISECTIONS = 40
 
 
 def _find_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
-    """Return the largest factor on a choice's value that makes it recommended.
+    """Return the largest factor on the amounts of a choice with which the choice is recommended.
 
-    If even 0.0001 is too large, return None.
+    The factor is between 0.0001 and 10,000. If even the smallest factor is too large, return None.
     """
     low, high = math.log(1e-4), math.log(1e4)
 
@@ -270,10 +274,10 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
 def _find_neighbours(
     candidates: CandidatePlans, workload: Workload, plan: Plan, variant: int
 ) -> list[tuple[str, Plan, int]]:
-    """Return the neighbours of a plan that the pool could run, at its present size or larger.
+    """Return the neighbours of a plan that the pool could run at its present size or after growth.
 
-    Every tuple has the name of the changed dimension, the plan, and the plan's row in the candidates. The row is -1 if
-    the pool is too small.
+    Each neighbour is a tuple of the changed dimension's name, the plan, and the plan's row in the candidates. The row
+    is -1 if the pool is too small at present.
     """
     larger = list_pool_sizes(candidates.pool)[1:]
     near = []
@@ -285,7 +289,7 @@ def _find_neighbours(
 
 
 def _iterate_neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """Yield the plans that differ from a plan by one step in one dimension, with the name of that dimension.
+    """Yield (dimension, plan) pairs for the plans that differ from a plan by one step in that dimension.
 
     The number of GPUs changes only if it is the changed dimension.
     """
@@ -322,9 +326,9 @@ def _iterate_neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[s
 
 
 def _iterate_with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """Yield the plan with the gradient accumulation that its global batch needs.
+    """Yield (dimension, plan), with the gradient accumulation set to what the plan's global batch needs.
 
-    Yield nothing if the batch does not divide.
+    If the batch does not divide evenly, yield nothing.
     """
     each = plan.data * plan.micro_batch
     if workload.global_batch % each == 0:
@@ -341,7 +345,7 @@ def _find_plan_row(candidates: CandidatePlans, plan: Plan, variant: int) -> int:
 
 
 def _step_seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
-    """Return the step seconds of n plans at k factors on the speed of all links, (n, k)."""
+    """Return the step time of n plans in seconds if all links were faster by each of k factors, (n, k)."""
     sharded = zoo.build_sharded_graph(workload, plans)
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
     return step.step_on_faster_links(workload, sharded, plans, pool, priced, speeds)
@@ -350,7 +354,7 @@ def _step_seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, 
 def _find_winning_speeds(
     workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints
 ) -> dict[int, float | None]:
-    """Return how much faster all links must be for each plan in `behind` to win against the first plan.
+    """Return the factor by which all links must be faster for a plan to beat the first plan, by row of the plan.
 
     Args:
         workload: the job.
@@ -360,7 +364,7 @@ def _find_winning_speeds(
         behind: rows of the plans to examine.
 
     Returns:
-        The lowest sufficient factor by row. A row is absent if no factor in `SPEEDS` suffices.
+        The lowest sufficient factor in `SPEEDS` for each row in `behind`. A row is absent if no factor suffices.
     """
 
     def is_ahead(rows: Ints, speeds: Floats) -> Mask:
@@ -378,14 +382,14 @@ def _find_winning_speeds(
 
 
 def _find_lowest_speed(wins: Callable[[int], bool]) -> float | None:
-    """Return the lowest speed in `SPEEDS` for which `wins` is true. If it is false for the highest, return None."""
+    """Return the lowest factor in `SPEEDS` for whose index `wins` is true, or None if no factor is high enough."""
     last = len(SPEEDS) - 1
     return float(SPEEDS[bisect_integers(wins, 0, last)]) if wins(last) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _NeighbourPlan:
-    """A neighbour of the recommended plan, and its price."""
+    """A neighbour of the recommended plan, with the ratio of its amount to that of the recommended plan."""
 
     request: Request
     best: Choice
@@ -425,16 +429,16 @@ class _NeighbourPlan:
     def _build_why_not(
         self, code: str, message: str, change: Change | None = None, value: float | None = None
     ) -> WhyNot:
-        """Return the reason as a `WhyNot`. If `value` is None, use the ratio to the recommended plan."""
+        """Return a reason as a `WhyNot`. Without `value`, the ratio to the recommended plan is used."""
         pool, value = self.best.candidates.pool.name, self.ratio if value is None else value
         return WhyNot(self.subject, pool, self.plan, code, message, value, change)
 
     def _describe_ratio(self) -> str:
-        """Return the ratio to the recommended plan as text, such as `1.42x the time`."""
+        """Return text with the ratio to the recommended plan, such as `1.42x the time`."""
         return f"{self.ratio:.2f}x the {self.request.objective_record.quantity.measure}"
 
     def _explain_unusual_plan(self) -> str:
-        """Return why the neighbour, though better, is recommended only if the user asks for it."""
+        """Return why a better neighbour is recommended only if the user asks for it."""
         if self.plan.tensor > count_gpus_on_fastest_link(self.best.candidates):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
         if is_split_too_far(self.best.candidates.take(np.array([self.row])))[0]:
@@ -444,7 +448,7 @@ class _NeighbourPlan:
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _explain_tie_rule(self) -> str:
-        """Return why the neighbour, which ties with the recommended plan, is not recommended."""
+        """Return why a neighbour that ties with the recommended plan is not recommended instead."""
         candidates = self.best.candidates
         if candidates.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
@@ -473,7 +477,7 @@ class _NeighbourPlan:
         return self._build_why_not("Constraint", f"{self._describe_ratio()}, but outside the job's constraints")
 
     def _describe_smaller_plan(self, needed_bytes: float) -> Change:
-        """Return the change to a fitting plan with the same degrees that differs in the fewest columns of `_OPEN`.
+        """Return the change to a plan that fits and has the same degrees, with the fewest differences in `_OPEN`.
 
         If no such plan fits, return the change to GPUs with enough memory.
         """

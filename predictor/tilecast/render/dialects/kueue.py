@@ -72,7 +72,7 @@ def _write_flavor(name: str, offer: Offer) -> dict[str, Any]:
 
 
 def _write_quotas(offer: Offer, resources: list[str]) -> list[dict[str, Any]]:
-    """Return the quotas of an offer's flavor. GPU resources that its pool lacks have the quota 0."""
+    """Return the quotas of the flavor for an offer. The quota is 0 for GPU resources that the offer's pool lacks."""
     own = name_gpu_resource(offer.pool)
     gpus = {name: offer.pool.max_gpus if name == own else 0 for name in resources}
     return [{"name": name, "nominalQuota": quota} for name, quota in {**_AMPLE, **gpus}.items()]

@@ -20,7 +20,7 @@ from tilecast.render.units import format_duration
 
 
 class GpuNames(BaseModel):
-    """Names that schedulers have for a GPU."""
+    """Names of a GPU in the formats of Ray, SkyPilot and Slurm."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,7 +31,7 @@ class GpuNames(BaseModel):
 
 @cache
 def read_gpu_names() -> Mapping[str, GpuNames]:
-    """Return the names in `names.toml`, by name of the GPU."""
+    """Return the table in `names.toml` of the names that schedulers have for GPUs, by name of the GPU."""
     table = shipped.read_table("tilecast.render.dialects", "names.toml")
     return {name: GpuNames.model_validate(row) for name, row in table["gpus"].items()}
 
@@ -46,9 +46,9 @@ def find_gpu_names(gpu: Gpu) -> GpuNames:
 
 
 def list_products(pool: Pool) -> list[str]:
-    """Return the product names that the driver may report for a pool's GPUs, with dashes for spaces.
+    """Return the product names that the driver may report for the GPUs of a pool. Spaces are replaced by dashes.
 
-    If a label of the pool's nodes has the name, return only that one.
+    If a label of the pool's nodes contains the product name, return only that name.
     """
     label = pool.node_selector.get("nvidia.com/gpu.product")
     if label:
@@ -62,7 +62,7 @@ def list_products(pool: Pool) -> list[str]:
 
 
 def name_gpu_resource(pool: Pool) -> str:
-    """Return the Kubernetes resource that a pod requests for a GPU, or a MIG slice, of a pool."""
+    """Return the Kubernetes resource by which a pod requests a GPU of a pool, or a MIG slice if the pool has slices."""
     table = read_label_table()
     return f"{table.mig_resource_prefix}{pool.gpu.mig}" if pool.gpu.mig else table.gpu_resource
 
@@ -100,32 +100,36 @@ def name_offers(offers: Sequence[Offer], length: int = 63) -> list[str]:
 
 
 def describe_shape(offer: Offer) -> str:
-    """Return the nodes and the GPUs of each node as a phrase."""
+    """Return the node count of an offer and the GPUs of each node, as a phrase."""
     gpus = "1 GPU" if offer.gpus_per_node == 1 else f"{offer.gpus_per_node} GPUs"
     return f"1 node of {gpus}" if offer.nodes == 1 else f"{offer.nodes} nodes of {gpus}"
 
 
 def describe_offer(offer: Offer) -> str:
-    """Return nodes, plan and step time of an offer as a phrase, and the memory that it takes if that is tight."""
+    """Return the nodes, plan and step time of an offer as a phrase. If its memory is tight, add the memory."""
     text = f"{describe_shape(offer)}, plan {offer.plan}, {format_duration(offer.step_s)} a step"
     return f"{text}, {describe_memory(offer)}" if offer.is_tight else text
 
 
 def find_safer(advice: Advice, offer: Offer) -> Offer | None:
-    """Return a plan with memory to spare on the pool of an offer, if the offer is tight and the advice has one."""
+    """Return the advice's plan with memory to spare, if an offer's memory is tight and that plan is on its pool.
+
+    Otherwise return None.
+    """
     safer = advice.safer
     return safer if safer is not None and offer.is_tight and safer.pool.name == offer.pool.name else None
 
 
 def list_offers_of_same_shape(advice: Advice, is_alike: Callable[[Offer, Offer], bool]) -> tuple[Offer, ...]:
-    """Return an offer for each pool that can run the job in the shape of the best offer, best first.
+    """Return offers, best first, that all have the shape of the best offer, at most one for each pool.
 
-    A scheduler that replaces only the GPUs keeps the number of pods or nodes. So if a pool's best plan has another
-    shape, the pool is priced again on as many GPUs as the best offer has.
+    A scheduler that only replaces the GPUs keeps the number of pods or nodes. So if any pool's best plan has another
+    shape, all pools are searched again with as many GPUs as the best offer has. A pool without a plan of that shape is
+    absent.
 
     Args:
         advice: advice with at least one offer.
-        is_alike: function that returns whether its first argument, an offer, has the shape of its second, the best
+        is_alike: function of two offers that returns whether they have the same shape. Its second argument is the best
             offer.
     """
     best = advice.offers[0]
@@ -165,7 +169,7 @@ def describe_ranking(advice: Advice, dialect: str, shown: Sequence[Offer] | None
 
 
 def _explain_left_out(offer: Offer, shown: Sequence[Offer]) -> str:
-    """Return why a dialect does not write an offer."""
+    """Return the reason why an offer is not in the text that a dialect writes."""
     if shown and (offer.nodes, offer.gpus_per_node) == (shown[0].nodes, shown[0].gpus_per_node):
         return "the scheduler cannot tell its GPUs or nodes from those of a better pool, or does not know them"
     return f"its best plan has {describe_shape(offer)}, which cannot stand beside the others"

@@ -1,4 +1,4 @@
-"""Write the options of a Ray task or actor: a label selector, and selectors to fall back on.
+"""Write the options of a Ray task or actor: a label selector for the best pool, and fallback selectors for the others.
 
 https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
 """
@@ -43,6 +43,6 @@ def _has_same_shape(offer: Offer, best: Offer) -> bool:
 
 
 def _write_selector(offer: Offer) -> dict[str, str]:
-    """Return labels that Ray sets itself on nodes like those of an offer's pool."""
+    """Return the labels that Ray itself sets on nodes like those of an offer's pool."""
     market = {"ray.io/market-type": "spot"} if is_spot(offer.pool) else {}
     return {"ray.io/accelerator-type": find_gpu_names(offer.pool.gpu).ray, **market}

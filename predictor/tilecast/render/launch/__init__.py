@@ -1,7 +1,7 @@
 """Write the command, the configuration files and the training-script lines that launch a plan.
 
-Each launcher has a module. What it writes depends on the plan, the workload and the framework's record in
-`frameworks.toml`, the same inputs as the forecast's. Learning rates, data and tokenizers are left to the user.
+Each launcher has a module. Its output depends on the same inputs as the forecast: the plan, the workload and the
+framework's record in `frameworks.toml`. Learning rates, data and tokenizers are left to the user.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ class Launcher:
     """Function that returns why a setting would not run as priced, or an empty string if it would."""
 
     def runs(self, framework: Framework) -> bool:
-        """Return whether it runs a framework that a job names, itself or by the engine that both have."""
+        """Return whether the launcher runs jobs of a framework: of its own, or of one with the same training engine."""
         own = map(find_engine, self.frameworks)
         return framework in self.also or (find_engine(framework) in own and FRAMEWORKS[framework].host != "graph")
 
     @property
     def version(self) -> str:
-        """Product and version for which its options are written, such as `torchtitan 0.2`."""
+        """Product and version for which the options are written, such as `torchtitan 0.2`."""
         return OptionTable.read(self.options).writes
 
     @property
     def source(self) -> str:
-        """Reference to the definition of its options."""
+        """Reference to the definition of the options."""
         return OptionTable.read(self.options).source
 
 
@@ -158,7 +158,7 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
         setting: the plan and its job. If the job names no framework, a framework of the launcher is chosen.
 
     Raises:
-        SpecError: the launcher cannot run the plan or the job as it is priced. The message says why.
+        SpecError: the launcher cannot run the plan or the job as the forecast assumes. The message says why.
     """
     check_launchable(launcher, setting.workload)
     chosen = _with_framework(launcher, setting)
@@ -177,14 +177,15 @@ def launch_text(
     is_stated: bool = False,
     own: OwnCommand | None = None,
 ) -> str:
-    """Return the launch as text. Comments at the top name version, pool, plan, step time, memory and data types.
+    """Return a launch as text. Comments at the top name version, pool, plan, step time, memory and data types.
 
     Args:
         launcher: a key of `LAUNCHERS`.
         setting: the plan and its job.
-        safer: a plan with memory to spare, if the plan is tight. If the launcher can run it, it is printed instead.
-        is_stated: whether the user states the plan. Then it is printed, and a comment names the safer plan.
-        own: the user's launch today, whose options are carried over, or None.
+        safer: a plan with memory to spare, if the memory of the plan in `setting` is tight. If the launcher can run the
+            safer plan, that plan is printed instead.
+        is_stated: whether the user chose the plan. If so, this plan is printed, and a comment names the safer plan.
+        own: the user's present launch, whose options are copied, or None.
 
     Raises:
         SpecError: as in `write_launch`.
@@ -204,7 +205,7 @@ def launch_text(
 def choose_setting(
     launcher: str, setting: LaunchSetting, safer: LaunchSetting | None, is_stated: bool
 ) -> tuple[LaunchSetting, list[str]]:
-    """Return the setting to launch, and sentences about the memory if the recommended plan is tight.
+    """Return the setting to launch, and sentences about its memory if the memory of the recommended plan is tight.
 
     The arguments are those of `launch_text`.
     """
@@ -219,7 +220,7 @@ def choose_setting(
 
 
 def _can_launch(launcher: str, setting: LaunchSetting) -> bool:
-    """Return whether a launcher can run a plan as it is priced."""
+    """Return whether a launcher can run a plan as the forecast assumes."""
     try:
         write_launch(launcher, setting)
     except SpecError:
@@ -262,15 +263,15 @@ MAX_LEFT = 12
 
 
 def carry_over(launcher: str, line: LaunchScript, own: OwnCommand | None) -> LaunchScript:
-    """Return a launch with the user's own script and options, such as the learning rate and the data.
+    """Return a launch into which the user's own script and options are copied, such as learning rate and data.
 
-    What the launch cannot take is named in a note: the options of another launcher's script, values that the shell
-    computes, and what a configuration says.
+    A note names what cannot be copied: options of another launcher's script, values that the shell computes, and the
+    content of configuration files.
 
     Args:
         launcher: a key of `LAUNCHERS`.
-        line: its launch of the plan.
-        own: the user's launch today, or None.
+        line: the launch of the plan that the launcher wrote.
+        own: the user's present launch, or None, in which case `line` is returned unchanged.
     """
     if own is None:
         return line
@@ -296,7 +297,7 @@ def carry_over(launcher: str, line: LaunchScript, own: OwnCommand | None) -> Lau
 
 
 def _is_configuration(words: Sequence[str]) -> bool:
-    """Return whether words before all options are files that say a plan of their own."""
+    """Return whether the words before all options name a configuration file, which may determine a plan itself."""
     suffixes = (".json", ".yaml", ".yml", ".toml")
     return not words[0].startswith("-") and any(word.endswith(suffixes) for word in words)
 
@@ -306,23 +307,24 @@ _COMPUTED = re.compile(rf"{UNKNOWN}([^{UNKNOWN}]*){UNKNOWN}")
 
 
 def _name_variable(word: str) -> str:
-    """Return a word with `${NAME}` for each variable whose value only the shell knows."""
+    """Return a word in which each variable whose value only the shell knows is written as `${NAME}`."""
     return _VARIABLE.sub(r"${\1}", word)
 
 
 def _is_carried(word: str) -> bool:
-    """Return whether a word can be written into a command: it has no variable beside what a shell would interpret.
+    """Return whether a word can be written into a command without a change of its meaning.
 
-    A dollar sign of its own is no variable, and a command has no words with literal ones.
+    A word cannot be written if a part of it is computed by the shell, or if it has both a variable and characters that
+    a shell interprets. A dollar sign that is not part of a variable cannot be written either.
     """
     plain = _VARIABLE.sub("", word)
     return plain.isprintable() and (plain == word or not re.search(r"[\"`\\!]", plain)) and "$" not in plain
 
 
 def list_launchers(setting: LaunchSetting) -> dict[str, Framework]:
-    """Return the launchers that can run the plan as it was forecast, by name.
+    """Return the launchers that can run the plan as it was forecast, as a mapping from name to framework.
 
-    The value is the framework whose properties a forecast for that launcher uses.
+    A forecast for that launcher uses the properties of that framework.
     """
     able = (name for name in LAUNCHERS if _can_launch(name, setting))
     chosen = {name: _with_framework(name, setting).workload.framework for name in able}
@@ -375,7 +377,10 @@ def check_launchable(launcher: str, workload: Workload) -> None:
 
 
 def _check_types_and_loss(launcher: str, workload: Workload, entry: Launcher) -> None:
-    """Raise SpecError if a launcher cannot set the job's loss chunks, or its types of weights, gradients or moments."""
+    """Raise SpecError if a launcher cannot set the job's loss chunks or its data types.
+
+    The data types are those of weights, gradients and optimizer moments.
+    """
     if workload.loss_chunks != 1:
         raise SpecError("--launch", f"{launcher} is not told here of training.lossChunks", "leave it out")
     if workload.offloaded_activations and not entry.offloads_activations:
@@ -400,7 +405,7 @@ def _check_types_and_loss(launcher: str, workload: Workload, entry: Launcher) ->
 
 
 def find_unsupported_feature(framework: Framework, workload: Workload, plan: Plan) -> str:
-    """Return a sentence on the first feature of a plan that a framework lacks, or an empty string if it lacks none."""
+    """Return a sentence about the first feature of a plan that a framework does not support, or "" if there is none."""
     supported = find_framework_features(framework)
     if workload.precision not in supported.precisions:
         return f"it has no {workload.precision}"
@@ -442,7 +447,7 @@ def find_unsupported_feature(framework: Framework, workload: Workload, plan: Pla
 
 
 def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
-    """Return a setting whose job names a framework: its own, or the launcher's first that can execute the plan."""
+    """Return the setting with a framework in its job: the job's own, or the launcher's first that can run the plan."""
     if setting.workload.framework is not None:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks

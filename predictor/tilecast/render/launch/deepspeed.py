@@ -25,12 +25,12 @@ _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
 
 
 def _find_optimizer_type(setting: LaunchSetting) -> str | None:
-    """Return DeepSpeed's type of the optimizer, or None if it has none."""
+    """Return DeepSpeed's name for the type of the job's optimizer, or None if DeepSpeed has no such optimizer."""
     return _OPTIMIZERS[setting.workload.optimizer][0] if setting.workload.optimizer in _OPTIMIZERS else None
 
 
 def _optimizer_parameters(setting: LaunchSetting) -> Mapping[str, object] | None:
-    """Return the parameters of the optimizer, fused or not as the forecast assumes."""
+    """Return the parameters of the optimizer for DeepSpeed's configuration, fused or not as the forecast assumes."""
     if setting.workload.optimizer not in _OPTIMIZERS:
         return None
     (kind, parameters), fused = _OPTIMIZERS[setting.workload.optimizer], script.has_fused_optimizer(setting)
@@ -39,7 +39,7 @@ def _optimizer_parameters(setting: LaunchSetting) -> Mapping[str, object] | None
 
 
 def _gradient_type(setting: LaunchSetting) -> str | None:
-    """Return the data type in which gradients accumulate, or None if DeepSpeed's default is kept."""
+    """Return the data type in which gradients accumulate, or None to use DeepSpeed's default."""
     workload = setting.workload
     if workload.precision not in ("bf16", "fp16"):
         return None
@@ -47,7 +47,7 @@ def _gradient_type(setting: LaunchSetting) -> str | None:
 
 
 def _bucket_elements(setting: LaunchSetting) -> int | None:
-    """Return the elements per gradient bucket that the forecast assumes, or None without ZeRO."""
+    """Return the number of elements in a gradient bucket that the forecast assumes, or None without ZeRO."""
     plan, workload = setting.plan, setting.workload
     if not plan.zero_stage:
         return None

@@ -1,7 +1,7 @@
 """Write the launch of Hugging Face Accelerate, or of the `Trainer` of Transformers.
 
-Both wrap a model in DistributedDataParallel, or in `fully_shard` by version 2 of Accelerate's FSDP plugin. By default,
-that plugin reduces gradients in 16 bits.
+Both wrap a model in DistributedDataParallel, or apply `fully_shard` to it by version 2 of Accelerate's FSDP plugin. By
+default, that plugin reduces gradients in 16 bits.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _FSDP: Values = {
 
 
 def _mixed_precision_policy(setting: LaunchSetting) -> str:
-    """Return a `MixedPrecisionPolicy` expression with the priced data types, or an empty string without autocast."""
+    """Return a `MixedPrecisionPolicy` expression with the forecast's data types, or "" without autocast."""
     if not script.uses_autocast(setting):
         return ""
     dtype = script.DTYPES[setting.workload.precision]
@@ -84,9 +84,9 @@ _CHOSEN = {"cudnn": "cudnn", "memoryEfficient": "efficient"}
 
 
 def _attention_lines(setting: LaunchSetting) -> list[str]:
-    """Return Python lines that switch off all attention backends but one.
+    """Return the Python lines that switch off all attention backends except the one that the forecast assumes.
 
-    Return none if `attn_implementation` or PyTorch selects the backend.
+    If `attn_implementation` or PyTorch itself selects the backend, return no lines.
     """
     chosen = _CHOSEN.get(setting.workload.attention)
     others = [switch for name, switch in _SDPA.items() if chosen and name != chosen]
@@ -109,9 +109,9 @@ def _model_lines(setting: LaunchSetting) -> list[str]:
 def _wrapping_lines(setting: LaunchSetting) -> list[str]:
     """Return the Python lines that make FSDP wrap every layer, or none if it does so by default.
 
-    By default FSDP wraps the classes in a model's `_no_split_modules`. Some models list none. Some models with towers
-    list classes that do not exist, and then FSDP raises an error (Accelerate, utils/fsdp_utils.py:
-    fsdp2_prepare_auto_wrap_policy).
+    By default FSDP wraps the classes in a model's `_no_split_modules`. Some models list no classes. Some models that
+    consist of several towers list classes that do not exist, and then FSDP raises an error (Accelerate,
+    utils/fsdp_utils.py: fsdp2_prepare_auto_wrap_policy).
     """
     head, family = script.auto_class_suffix(setting), setting.model.family
     if (
@@ -191,7 +191,7 @@ def _distributed_type(setting: LaunchSetting) -> str:
 
 
 def _value_if_sharded(value: Callable[[LaunchSetting], object]) -> Callable[[LaunchSetting], object]:
-    """Return a function that gives `value` to jobs under `fully_shard` and None to others."""
+    """Return a function that returns the result of `value` for jobs that use `fully_shard`, and None for other jobs."""
     return lambda setting: value(setting) if is_sharded(setting) else None
 
 

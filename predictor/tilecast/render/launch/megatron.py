@@ -50,8 +50,8 @@ def _latent_attention(setting: LaunchSetting) -> Deepseek | None:
 def _moe_layer_frequency(setting: LaunchSetting) -> object:
     """Return the value of `--moe-layer-freq`.
 
-    It is n if every n-th layer has experts, or a Python list expression if the first layers are dense. If every layer
-    has experts, return None.
+    The value is n if every n-th layer has experts, or a Python list expression if the first layers are dense. If every
+    layer has experts, return None.
     """
     dense, every = setting.transformer.first_dense, setting.transformer.moe_every
     if dense:
@@ -60,7 +60,7 @@ def _moe_layer_frequency(setting: LaunchSetting) -> object:
 
 
 def _count_end_layers(setting: LaunchSetting) -> int:
-    """Return 2 if embedding and loss count as pipeline layers, 1 if only the loss does, or 0."""
+    """Return how many of embedding and loss count as pipeline layers: 2 for both, 1 for the loss alone, or 0."""
     plan = setting.plan
     if setting.workload.pipeline_layout is not None:
         return 0
@@ -74,9 +74,10 @@ def _count_prediction_layers(setting: LaunchSetting) -> int:
 
 
 def _last_stage_layers(setting: LaunchSetting) -> object:
-    """Return the number of layers of the last stage if the stages have unequally many layers.
+    """Return the number of layers of the last pipeline stage, or None if Megatron-LM needs no such option.
 
-    Return None if layers divide evenly, if embedding or loss counts as a layer, or if the job states a layout.
+    The option is not needed if layers divide evenly, if embedding or loss counts as a layer, or if the job states a
+    layout.
     """
     stages, layers = setting.plan.pipeline, setting.model.layers
     if layers % stages == 0 or _count_end_layers(setting) or setting.workload.pipeline_layout is not None:
@@ -122,12 +123,12 @@ def _recomputed_modules(setting: LaunchSetting) -> Sequence[str] | None:
 
 
 def _offloaded_layers(setting: LaunchSetting) -> int:
-    """Return the number of layers whose activations are kept in the host's memory."""
+    """Return the number of layers whose activations are offloaded to the host's memory."""
     return round(setting.workload.offloaded_activations * setting.model.layers)
 
 
 def _layers_per_virtual_stage(setting: LaunchSetting) -> int:
-    """Return the number of layers of the fullest virtual stage."""
+    """Return the number of layers of the virtual stage that has the most layers."""
     plan, layout = setting.plan, setting.workload.pipeline_layout
     if layout is not None and plan.pipeline > 1:
         return max(parse_layout(layout).pieces)
@@ -137,15 +138,15 @@ def _layers_per_virtual_stage(setting: LaunchSetting) -> int:
 def _recomputed_layers(setting: LaunchSetting) -> int:
     """Return the value of `--recompute-num-layers` for full recomputation.
 
-    If the job sets the number of recomputed layers, return that number per virtual stage, at most all layers. If not,
-    return 1, because each layer is recomputed as a unit.
+    If the job sets the number of recomputed layers, return that number per virtual stage, at most all layers of a
+    stage. Otherwise return 1, because layers are recomputed one at a time.
     """
     layers = setting.workload.recompute_layers
     return 1 if layers is None else min(layers // setting.plan.virtual_stages, _layers_per_virtual_stage(setting))
 
 
 def _gradient_reduction_type(setting: LaunchSetting) -> str | None:
-    """Return bf16 if gradients are reduced in BF16 rather than FP32, otherwise None."""
+    """Return "bf16" if gradients are reduced in BF16 rather than FP32, otherwise None."""
     workload = setting.workload
     if not workload.is_mixed or workload.precision == "fp16":
         return None
@@ -283,7 +284,7 @@ def write_megatron_launch(setting: LaunchSetting) -> LaunchScript:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return why Megatron-LM cannot run a setting as priced, or an empty string if it can."""
+    """Return why Megatron-LM cannot run a setting as the forecast assumes, or "" if it can."""
     plan = setting.plan
     if _is_encdec(setting) and plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"

@@ -1,4 +1,4 @@
-"""Write lines of a PyTorch training script that make it train as the forecast assumes."""
+"""Write the lines of a PyTorch training script by which training runs as the forecast assumes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def loader_lines(setting: LaunchSetting) -> list[str]:
 
 
 def distributed_loader_lines(setting: LaunchSetting) -> list[str]:
-    """Return the Python lines that join the other ranks and build a data loader of the rank's own samples.
+    """Return the Python lines that initialize the process group and build a data loader of this rank's own samples.
 
     Without a `DistributedSampler` every rank would train on the same samples.
     """
@@ -164,7 +164,7 @@ def attention_context_managers(setting: LaunchSetting) -> list[str]:
 
 
 def indent_under_contexts(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Return the indented lines of a loop's body, inside a `with` statement if there are context managers."""
+    """Return the indented lines of a loop's body, enclosed in a `with` statement if there are context managers."""
     return _indent_lines([f"with {', '.join(managers)}:", *_indent_lines(lines)] if managers else lines)
 
 
@@ -199,9 +199,9 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], deferred
 
 
 def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
-    """Return the Python lines that turn on recomputation of layers or of their attention cores, or none.
+    """Return the Python lines that turn on recomputation of layers or of attention cores, or [] without recomputation.
 
-    `wrap` is the statement that turns it on for one module, with `{module}` as a placeholder.
+    `wrap` is the statement that turns recomputation on for one module, with `{module}` as a placeholder.
     """
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
     count = setting.workload.recompute_layers

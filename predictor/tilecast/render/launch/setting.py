@@ -24,7 +24,7 @@ _WIDTH = 98
 
 @dataclass(frozen=True, slots=True)
 class LaunchSetting:
-    """A job's plan on the nodes of a pool, with its forecast step time and memory."""
+    """A plan of a job on the nodes of a pool, with the forecast step time and memory."""
 
     name: str
     workload: Workload
@@ -55,7 +55,7 @@ class LaunchSetting:
 
     @property
     def label(self) -> str:
-        """Name of the job as a part of a path or of an option, in which a shell and a file system read nothing."""
+        """Name of the job with only those characters that are safe in file paths and in command-line options."""
         return re.sub(r"[^\w.-]+", "-", self.name).strip("-.")[:63] or "job"
 
     @property
@@ -70,7 +70,7 @@ class LaunchSetting:
 
     @property
     def shard_degree(self) -> int:
-        """Number of data-parallel ranks over which ZeRO shards states. It is 1 without ZeRO."""
+        """Number of data-parallel ranks over which ZeRO shards a job's states. Without ZeRO, it is 1."""
         data = self.plan.data
         return 1 if self.plan.zero_stage == 0 else min(self.workload.shard_degree or data, data)
 
@@ -87,7 +87,10 @@ class LaunchSetting:
 
 
 def list_launch_settings(advice: Advice, best: Offer) -> tuple[LaunchSetting, LaunchSetting | None]:
-    """Return the launch setting of the recommended offer and, if it is tight, that of a plan with memory to spare."""
+    """Return the launch setting of the recommended offer, and the setting of a plan with memory to spare.
+
+    The second setting is None unless the memory of the recommended offer is tight.
+    """
     name, safer = advice.request.name, advice.safer
     is_beside = safer is not None and best.is_tight and safer.pool.name == best.pool.name
     return LaunchSetting.from_offer(name, best), LaunchSetting.from_offer(name, safer) if safer and is_beside else None
@@ -95,7 +98,7 @@ def list_launch_settings(advice: Advice, best: Offer) -> tuple[LaunchSetting, La
 
 @dataclass(frozen=True, slots=True)
 class OwnCommand:
-    """The launch that the user has today."""
+    """The command by which the user launches the job at present."""
 
     table: str
     """Name of the table of options by which it was read."""
@@ -122,7 +125,7 @@ class LaunchScript:
     """Training script to which the lines of `script` belong."""
 
     def text(self, head: Sequence[str]) -> str:
-        """Return environment, command, files and script lines as text. `head` and the notes come first, as comments."""
+        """Return environment, command, files and script lines as text, after comments with `head` and the notes."""
         lines = [_write_comment(line) for line in (*head, *self.notes)]
         lines += [*self._list_exports(), *_wrap_command(self.command)]
         for name, content in self.files.items():
@@ -143,10 +146,10 @@ class LaunchScript:
         return replace(self, command=[*self.command[:place], *program, *self.command[place + 1 :]])
 
     def with_own_options(self, program: str, options: Sequence[Sequence[str]]) -> LaunchScript:
-        """Return the launch with the user's script in place of the launcher's, followed by the user's own options.
+        """Return the launch with the user's script in place of the launcher's, and the user's options after the script.
 
-        Each option is a list of its words. An option that both have keeps the user's value if it says where output
-        goes, and otherwise the launcher's, which comes last.
+        Each option is a list of its words. If both the user and the launcher set an option, the launcher's value takes
+        precedence, because it comes last. The option for the output directory keeps the user's value.
         """
         place = next((place for place, word in enumerate(self.command) if is_script_name(word)), None)
         if place is None:
@@ -205,7 +208,7 @@ def matmul_environment(workload: Workload) -> dict[str, str]:
 
 
 def allocator_environment(setting: LaunchSetting) -> dict[str, str]:
-    """Return the environment variable that turns on expandable segments of PyTorch's allocator, or none."""
+    """Return the environment variable that turns on expandable segments of PyTorch's allocator, or {} if unused."""
     expandable = setting.framework.allocator == "expandable"
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
 
@@ -235,7 +238,7 @@ _VARIABLE = re.compile(r"(\$(?:[A-Za-z_]\w*|\{\w+\}))", re.ASCII)
 
 
 def _quote_word(word: str) -> str:
-    """Quote an argument for a shell. Shell variables in it remain variables, and nothing else of it is code."""
+    """Return an argument quoted for a shell. Only its shell variables are expanded, and no other part of it is code."""
     option, equals, value = word.partition("=")
     if "$" in option or not equals:
         option, value = "", word
@@ -250,10 +253,10 @@ def _quote_word(word: str) -> str:
 
 
 def _write_comment(line: str) -> str:
-    """Return a line as a comment of a shell. A character that ends the line or moves a terminal becomes a space."""
+    """Return a line as a shell comment. Characters that are not printable, such as line ends, become spaces."""
     return "# " + "".join(char if char.isprintable() else " " for char in line)
 
 
 def is_script_name(word: str) -> bool:
-    """Return whether an argument is the name of a Python script, and no option."""
+    """Return whether an argument is the name of a Python script rather than an option."""
     return word.endswith(".py") and not word.startswith("-")

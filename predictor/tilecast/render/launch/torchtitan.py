@@ -41,13 +41,13 @@ def _local_batch(setting: LaunchSetting) -> int:
 
 
 def _pipeline_schedule(setting: LaunchSetting) -> str:
-    """Return the pipeline schedule. The default is 1F1B, interleaved with virtual stages."""
+    """Return the pipeline schedule. The default is 1F1B, or interleaved 1F1B if the plan has virtual stages."""
     stated = setting.plan.schedule or setting.workload.pipeline_schedule
     return stated or ("interleaved" if setting.plan.virtual_stages > 1 else "1f1b")
 
 
 def _count_end_layers(setting: LaunchSetting) -> int:
-    """Return 2 if embedding and loss count as pipeline layers, 1 if only the loss does, or 0."""
+    """Return how many of embedding and loss count as pipeline layers: 2 for both, 1 for the loss alone, or 0."""
     plan = setting.plan
     return count_virtual_stage_end_layers(setting.model.layers, plan.pipeline, plan.virtual_stages) or 0
 
@@ -102,7 +102,7 @@ _VALUES: Values = {
 
 
 def _find_model(setting: LaunchSetting) -> tuple[str, str]:
-    """Return torchtitan's module and flavor of a model. Without a flavor, it is the model's name."""
+    """Return torchtitan's module and flavor for a model. If torchtitan has no such flavor, use the model's name."""
     modules = OptionTable.read(TABLE).facts["modules"]
     return _list_flavors().get(setting.model.name, (modules[setting.model.family], setting.model.name))
 
@@ -161,12 +161,12 @@ def _format_job(setting: LaunchSetting, module: str) -> Iterator[str]:
 
 
 def _format(value: object) -> str:
-    """Return a value of an option as Python."""
+    """Return the value of an option as a Python expression."""
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return why torchtitan cannot run a setting as priced, or an empty string if it can."""
+    """Return why torchtitan cannot run a setting as the forecast assumes, or "" if it can."""
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"
     if setting.workload.recompute_layers is not None:
