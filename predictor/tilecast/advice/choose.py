@@ -97,7 +97,7 @@ class Choice:
         return self.details.offer(self.place)
 
     def scale_amounts(self, factor: float, counterpart: float = 1.0) -> Choice:
-        """Return a copy with `value`, `best` and `slow` multiplied by `factor`, and `counterpart` by `counterpart`."""
+        """Return a copy with `value`, `best` and `slow` times `factor`, and the cost or time times `counterpart`."""
         return replace(
             self,
             value=self.value * factor,

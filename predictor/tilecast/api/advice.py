@@ -90,7 +90,7 @@ class AppliedChange(StatusModel):
 
     @classmethod
     def from_change(cls, change: Change | None) -> Self | None:
-        """Return the document for a suggested change of an input. Given None, return None."""
+        """Return the document for a suggested change of an input, or None if there is no change."""
         if change is None:
             return None
         value = round_to_six_digits(change.value) if isinstance(change.value, float) else change.value
@@ -127,7 +127,7 @@ class DetailedPassedOver(UnboundedModel, PassedOver):
 
     @classmethod
     def from_why_not(cls, why_not: WhyNot, **more: Any) -> Self:
-        """Return the document for a rejected plan, with a suggested change instead of the remedy's text."""
+        """Return the document for a rejected plan. It has the suggested change itself in place of a text."""
         return super().from_why_not(
             why_not,
             remedy=None,

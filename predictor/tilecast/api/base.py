@@ -42,7 +42,8 @@ objects of another namespace.
 def to_object_name(text: str) -> str:
     """Return a valid name of a Kubernetes object (RFC 1123 subdomain) that resembles the text.
 
-    The name has lower-case letters without accents, digits, dashes and dots. An empty result becomes "model".
+    The name has lower-case letters without accents, digits, dashes and dots. If no such character is left, the name is
+    "model".
     """
     plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     words = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in plain.split("."))
@@ -55,7 +56,7 @@ def round_to_six_digits(value: float) -> float:
 
 
 def round_to_six_digits_if_known(value: float | None) -> float | None:
-    """Return a number rounded to six significant digits, or None for None."""
+    """Return a number rounded to six significant digits. If the number is None, return None."""
     return None if value is None else round_to_six_digits(value)
 
 
@@ -98,12 +99,12 @@ class ApiModel(BaseModel):
 
 
 def optional_field(description: str, **bounds: Any) -> Any:
-    """Return an optional field of a document. `bounds` are keyword arguments of pydantic's Field."""
+    """Return a pydantic field that documents may leave out. `bounds` are keyword arguments of Field."""
     return Field(default=None, description=description, **bounds)
 
 
 def list_field(description: str, **bounds: Any) -> Any:
-    """Return a field for a list that is empty by default. `bounds` are keyword arguments of pydantic's Field."""
+    """Return a pydantic field for a list that is empty by default. `bounds` are keyword arguments of Field."""
     return Field(default_factory=list, description=description, **bounds)
 
 
@@ -112,17 +113,17 @@ TIME: Mapping[str, Any] = {"max_length": 32, "json_schema_extra": {"format": "da
 
 
 def time_field(description: str) -> Any:
-    """Return a required field for a time in ISO 8601."""
+    """Return a required pydantic field for a time in ISO 8601."""
     return Field(description=description, **TIME)
 
 
 def list_map_keyed_by(name: str) -> dict[str, Any]:
-    """Return schema entries that let server-side apply merge a list by the field `name` of its items."""
+    """Return schema entries by which server-side apply merges a list. The field `name` identifies its items."""
     return {"json_schema_extra": {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [name]}}
 
 
 def plan_field(name: str, **bounds: Any) -> Any:
-    """Return the field for a degree or setting of a plan, such as the tensor parallel degree.
+    """Return the pydantic field for a degree or setting of a plan, such as the tensor-parallel degree.
 
     Args:
         name: key of `PLAN_COLUMNS`.
@@ -134,7 +135,9 @@ def plan_field(name: str, **bounds: Any) -> Any:
 
 
 def optional_plan_field(name: str, **bounds: Any) -> Any:
-    """Return an optional field for a degree or setting of a plan. If it is absent, the search chooses the value.
+    """Return a pydantic field, which may be left out, for a degree or setting of a plan.
+
+    If a document leaves it out, the search chooses the value.
 
     Args:
         name: key of `PLAN_COLUMNS`.
@@ -152,7 +155,7 @@ class StatusModel(ApiModel):
 
     @classmethod
     def parse_valid_items(cls, value: object) -> list[Self]:
-        """Parse the items of a list into models, and return those that are valid.
+        """Return the valid items of a list, parsed into models.
 
         Invalid items are ignored, because users with write access may have changed the document. If `value` is not a
         list, return an empty list.
@@ -165,9 +168,9 @@ class StatusModel(ApiModel):
 
     @classmethod
     def from_truncated_values(cls, **values: Any) -> Self:
-        """Return a model with the values, truncated to the limits of its fields.
+        """Return a model of the values, with texts and lists cut to the maximum lengths of their fields.
 
-        Texts and lists are truncated to the maximum length of their fields. None and empty lists are left out.
+        None and empty lists are left out.
 
         Args:
             values: values by the name or the alias of a field.
@@ -193,7 +196,7 @@ class UnboundedModel(StatusModel):
 
 @cache
 def _length_limits(schema: type[ApiModel]) -> Mapping[str, int]:
-    """Return the maximum length of each text or list field that has one, by the field's name and by its alias."""
+    """Return the maximum length of each text or list field that has a limit, by the field's name and by its alias."""
     return {
         key: bound.max_length
         for name, field in schema.model_fields.items()
@@ -205,7 +208,7 @@ def _length_limits(schema: type[ApiModel]) -> Mapping[str, int]:
 
 
 def _has_length(annotation: Any) -> bool:
-    """Return whether values of a type annotation are texts or lists."""
+    """Return whether the values of a type annotation are texts or lists, and so have a length."""
     kinds = [get_origin(item) or item for item in (annotation, *get_args(annotation))]
     return any(kind in (str, list) for kind in kinds) and dict not in kinds
 
@@ -233,7 +236,7 @@ SchemaT = TypeVar("SchemaT", bound=ApiModel)
 
 
 def check_envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, Any]]:
-    """Check `apiVersion`, `kind` and `metadata` of a custom resource, and return its name and its spec.
+    """Return the name and the spec of a custom resource after checking `apiVersion`, `kind` and `metadata`.
 
     Raises:
         SpecError: one of these fields is not valid for a resource `kind` of Tilecast's API group.
@@ -261,10 +264,10 @@ def check_envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping
 
 
 def read_mapping(value: Mapping[str, Any], key: str, where: str, remedy: str) -> Mapping[str, Any]:
-    """Return the mapping under a key. Return an empty mapping if the key is absent or None.
+    """Return the mapping under a key, or an empty mapping if the key is absent or its value is None.
 
     Raises:
-        SpecError: the key has a value that is not a mapping. The message names it by `where`.
+        SpecError: the value of the key is not a mapping. The message calls the value `where`.
     """
     inner = value.get(key)
     if inner is None:
@@ -275,7 +278,7 @@ def read_mapping(value: Mapping[str, Any], key: str, where: str, remedy: str) ->
 
 
 def validate_model(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT:
-    """Validate a mapping and return it as a model of class `schema`. Errors begin field paths with `root`.
+    """Return a mapping as a validated model of class `schema`. In errors, paths of fields begin with `root`.
 
     Raises:
         SpecError: a field is unknown, missing, of the wrong type or out of bounds. A rule is violated, or the value
@@ -361,10 +364,10 @@ def _suggest_name(word: str, names: Sequence[str], otherwise: str = "known here:
 
 
 def _find_field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
-    """Return the model class of the field at a pydantic error location in `schema`, and the field.
+    """Return the field at a pydantic error location in `schema`, and the model class that the field contains.
 
-    The model is None if the field does not exist or its type contains no model. The field is None if it does not exist
-    or the location is empty.
+    The order is (model class, field). The class is None if the field does not exist or its type contains no model. The
+    field is None if it does not exist or the location is empty.
     """
     current: type[ApiModel] | None = schema
     field: FieldInfo | None = None
@@ -388,7 +391,7 @@ def _list_known_keys(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list
 
 
 def _build_mapping_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
-    """Return a remedy that lists the required keys of a mapping. If no key is required, list the first three."""
+    """Return a remedy that lists the required keys of a mapping, or its first three keys if none is required."""
     model, _ = _find_field(schema, loc)
     fields = list((model or schema).model_fields.values())
     needed = [str(item.alias) for item in fields if item.is_required()]

@@ -101,16 +101,17 @@ def run_from_record(pool: str, gpu: str, record: RunRecord, namespace: str = "")
 
 
 def read_pool_runs(pool: str, gpu: str, status: Mapping[str, Any]) -> list[ObservedRun]:
-    """Return the runs that a GPUPool's status contains, in the status's order (oldest first).
+    """Return the runs in a GPUPool's status, in the order of the status (oldest first).
 
-    Releases without the PoolLearning resource stored runs there, without the job and user that reported them.
+    Releases without the PoolLearning resource stored runs in the status. They did not store the job and user that
+    reported a run.
     """
     records = RunRecord.parse_valid_items(value_at_path(status, ("calibration", "runs")))
     return [ObservedRun(one.uid, one.time, run_from_record(pool, gpu, one)) for one in records]
 
 
 def read_runs(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[ObservedRun]:
-    """Return all runs that the statuses of GPUPools contain, oldest first. GPUPools not in `pools` are ignored."""
+    """Return all runs in the statuses of GPUPools, oldest first. GPUPools that are not in `pools` are ignored."""
     gpus = {pool.name: pool.gpu.name for pool in pools}
     runs: list[ObservedRun] = []
     for document in gpupools:
@@ -121,7 +122,10 @@ def read_runs(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> l
 
 
 def build_correction_records(table: Calibration, gpu: str) -> list[CorrectionRecord]:
-    """Return the corrections for a GPU as records, coarsest groups of runs first, without groups of one workload."""
+    """Return the corrections for a GPU as records, the coarsest groups of runs first.
+
+    Groups of a single workload are left out.
+    """
     chosen: Sequence[Correction] = [
         item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
     ]
@@ -141,7 +145,7 @@ def build_correction_records(table: Calibration, gpu: str) -> list[CorrectionRec
 def read_corrections(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
     """Return a calibration with the corrections in the statuses of GPUPools. GPUPools not in `pools` are ignored.
 
-    It is for users who may not read PoolLearnings, which have the measured runs.
+    This is for users who may not read PoolLearnings, which contain the measured runs.
     """
     gpus = {pool.name: pool.gpu.name for pool in pools}
     shown: dict[GroupKey, Correction] = {}
@@ -159,7 +163,7 @@ _WORKLOAD = 5
 
 
 def format_calibration(table: Calibration) -> str:
-    """Return a calibration as JSON text, which `parse_calibration` reads."""
+    """Return a calibration as JSON text that `parse_calibration` can read."""
     parts = {"corrections": table.corrections, "software": table.software}
     return json.dumps({name: [asdict(item) for item in part] for name, part in parts.items()}, indent=1) + "\n"
 
@@ -179,7 +183,7 @@ class _CalibrationFile(ApiModel):
 
 
 def parse_calibration(text: str, name: str) -> Calibration:
-    """Parse JSON text from `format_calibration` into a calibration. Errors call the text `name`.
+    """Return the calibration in JSON text from `format_calibration`. Errors call the text `name`.
 
     Raises:
         SpecError: the text is not a calibration.

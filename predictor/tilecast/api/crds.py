@@ -29,7 +29,7 @@ RELEASE = f"{GROUP}/release"
 
 @dataclass(frozen=True, slots=True)
 class PrinterColumn:
-    """A column of `kubectl get`. If it is `wide`, only `kubectl get -o wide` shows it."""
+    """A column of `kubectl get`. If `wide` is true, the column appears only in `kubectl get -o wide`."""
 
     name: str
     path: str

@@ -28,17 +28,17 @@ _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
 def load_documents(text: str, name: str = "manifest", limit_bytes: int | None = None) -> list[Document]:
-    """Parse YAML or JSON text and return its documents. Items of a Kubernetes `List` are separate documents.
+    """Return the documents in YAML or JSON text. Items of a Kubernetes `List` are separate documents.
 
     Args:
         text: content of the file or pipe.
         name: name of the text in errors.
-        limit_bytes: maximum length of the text. The default is `MAX_JSON_BYTES` or `MAX_YAML_BYTES`. The latter always
-            limits YAML.
+        limit_bytes: maximum length of the text. The default is `MAX_JSON_BYTES` or `MAX_YAML_BYTES`. YAML is never
+            longer than `MAX_YAML_BYTES`.
 
     Raises:
-        SpecError: the text is neither YAML nor JSON, is too long or too deeply nested, or contains a document that is
-            not a mapping. Expanding its aliases gives more than `MAX_ALIASED_VALUES` values.
+        SpecError: the text is neither YAML nor JSON, is too long or too deeply nested, contains a document that is not
+            a mapping, or has more than `MAX_ALIASED_VALUES` values after expansion of its aliases.
     """
     is_json = text.lstrip()[:1] in ("{", "[")
     limit = limit_bytes or (MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
@@ -50,7 +50,7 @@ def load_documents(text: str, name: str = "manifest", limit_bytes: int | None = 
 
 
 def _parse_json(text: str, name: str, limit: int) -> list[Any] | None:
-    """Return a list with the parsed JSON value. Return None if the text is not JSON, such as flow-style YAML.
+    """Return a list with the parsed JSON value, or None if the text is not JSON, such as flow-style YAML.
 
     Raises:
         SpecError: the JSON is nested too deeply.
@@ -73,7 +73,7 @@ def _parse_yaml(text: str, name: str) -> list[Any]:
 
 @contextmanager
 def _convert_yaml_errors(name: str) -> Iterator[None]:
-    """Convert errors of PyYAML in the `with` block to a SpecError that names the text `name`."""
+    """Convert errors of PyYAML that occur in the `with` block to a SpecError about the text called `name`."""
     try:
         yield
     except SpecError:
@@ -103,7 +103,7 @@ def expand_aliases(text: str, name: str = "manifest") -> str:
 
 
 class _NoAliasDumper(yaml.SafeDumper):
-    """YAML dumper that writes no aliases, but repeats a value that occurs several times."""
+    """YAML dumper that repeats a value that occurs several times, instead of writing aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Change fields of a YAML manifest in its text. Comments, order, quotes and indentation are kept.
+"""Change fields in the text of a YAML manifest. Comments, order, quotes and indentation stay the same.
 
 The parser only locates nodes in the text. A diff of the result shows nothing but the changed fields.
 """
@@ -39,7 +39,7 @@ def edit_yaml(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
 
 
 def _diff_values(path: Path, old: Any, new: Any) -> Iterator[_Edit]:
-    """Yield minimal edits that turn the value `old` at `path` into `new`. Additions precede removals."""
+    """Yield a minimal list of edits that turn the value `old` at `path` into `new`. Additions precede removals."""
     if isinstance(old, dict) and isinstance(new, dict) and old and new:
         for key, value in new.items():
             yield from _diff_values((*path, key), old.get(key), value)
@@ -70,7 +70,7 @@ def _apply_edit(text: str, index: int, edit: _Edit) -> str:
 
 
 def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
-    """Return the text with a mapping's key set to `value`. If `value` is `_GONE`, the key is removed."""
+    """Return the text with a mapping's key set to `value`, or with the key removed if `value` is `_GONE`."""
     entry = next((pair for pair in mapping.value if pair[0].value == key), None)
     if mapping.flow_style or not mapping.value:
         plain = {**_get_node_value(mapping), key: value}
@@ -101,7 +101,7 @@ def _compose_document(text: str, index: int) -> Any:
 
 
 def _find_node(node: Any, path: Path) -> Any:
-    """Return the YAML node at a path below `node`. Return None if there is none."""
+    """Return the YAML node at a path below `node`, or None if the path does not exist."""
     for part in path:
         if isinstance(part, int):
             node = node.value[part] if isinstance(node, yaml.SequenceNode) and part < len(node.value) else None
@@ -141,7 +141,7 @@ def _find_line_end(text: str, index: int) -> int:
 
 
 def _is_list_indented(node: Any) -> bool | None:
-    """Return whether the first block list is indented deeper than its key. Return None if there is no such list."""
+    """Return whether the first block list is indented deeper than its key, or None if there is no such list."""
     if isinstance(node, yaml.SequenceNode):
         return next((answer for item in node.value if (answer := _is_list_indented(item)) is not None), None)
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
@@ -164,7 +164,7 @@ class _FlatListDumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Return the YAML node for a text. A text of several lines becomes a literal block."""
+    """Return the YAML node for a text. If the text has several lines, the node is a literal block."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 

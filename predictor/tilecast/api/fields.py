@@ -20,7 +20,7 @@ class FieldChange:
 
 
 def value_at_path(document: Any, path: Path) -> Any:
-    """Return the value at a path in a document. Return None if the path does not exist."""
+    """Return the value at a path in a document, or None if the path does not exist."""
     for part in path:
         try:
             document = document[part]
@@ -30,10 +30,10 @@ def value_at_path(document: Any, path: Path) -> Any:
 
 
 def as_mapping(value: object) -> Document:
-    """Return the value if it is a mapping. Otherwise, return an empty mapping."""
+    """Return the value if it is a mapping, otherwise an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
 def list_mappings_in(value: object) -> list[Document]:
-    """Return the items of a list that are mappings. If the value is not a list, return an empty list."""
+    """Return those items of a list that are mappings. If the value is not a list, return an empty list."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -125,7 +125,7 @@ class GpuSource(ApiModel):
         """Return the GPU that the fields name or specify.
 
         Raises:
-            SpecError: the GPU's name is unknown and it has no specifications, or these are invalid.
+            SpecError: the GPU's name is unknown and no specifications are given, or the specifications are invalid.
         """
         if self.facts is None:
             try:
@@ -312,7 +312,7 @@ def parse_gpu_pool(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
     """Return the name and the checked spec of a GPUPool document.
 
     Raises:
-        SpecError: a field is invalid. The error has the path of the first one.
+        SpecError: a field is invalid. The error has the path of the first invalid field.
     """
     name, spec = check_envelope(document, KIND)
     return name, validate_model(GPUPoolSpec, spec, "spec")
@@ -370,7 +370,7 @@ def _digest_spec(spec: GPUPoolSpec) -> str:
 
 
 def find_pool_link(name: str, field: str, *, per_node: bool) -> Link:
-    """Return the link `name` from the catalogue.
+    """Return the link called `name` from the catalogue.
 
     Args:
         name: name of the link as the user wrote it.
@@ -378,7 +378,7 @@ def find_pool_link(name: str, field: str, *, per_node: bool) -> Link:
         per_node: True for a link between nodes, False for a link between GPUs of a node.
 
     Raises:
-        SpecError: there is no such link, or it is of the other type.
+        SpecError: there is no such link, or it is of the other type, within nodes or between them.
     """
     try:
         link = find_network(name) if per_node else find_link(name)

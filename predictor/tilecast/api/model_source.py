@@ -125,7 +125,7 @@ class HuggingFace(ApiModel):
     @field_validator("config")
     @classmethod
     def _check_config(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return a config.json unchanged. Raise an error if it is nested too deeply or too large."""
+        """Return a config.json unchanged, or raise an error if it is nested too deeply or too large."""
         problem = None
         if _is_deeper(config, MAX_CONFIG_DEPTH):
             problem = f"is nested more than {MAX_CONFIG_DEPTH} deep"

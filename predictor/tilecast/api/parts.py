@@ -23,6 +23,6 @@ class PartSeconds(ApiModel):
 
 
 def to_part_fields(parts: MeasuredParts) -> dict[str, float]:
-    """Return the known parts of a step in seconds, rounded to six digits, by field name of `PartSeconds`."""
+    """Return the seconds of the known parts of a step, by field name of `PartSeconds`, rounded to six digits."""
     known = zip(PartSeconds.model_fields, parts.values, strict=True)
     return {name: round_to_six_digits(value) for name, value in known if value is not None}

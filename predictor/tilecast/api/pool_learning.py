@@ -84,11 +84,12 @@ class ForgetRequest:
 
     @classmethod
     def parse(cls, text: str) -> ForgetRequest:
-        """Parse the annotation `FORGET` into a request. `namespace/` without a name selects runs of unknown namespace.
+        """Return the request in the text of the annotation `FORGET`.
+
+        The text `namespace/` without a name selects the runs whose namespace is unknown.
 
         Raises:
             SpecError: the value is not `all`, `namespace/NAME` or `job/UID`.
-
         """
         part, slash, name = text.strip().partition("/")
         if part == "all" and not slash:

@@ -52,7 +52,7 @@ class QueueNumbers(StatusModel):
 
 
 def _round_to_four_digits(value: float | None) -> float | None:
-    """Return a number rounded to four significant digits. Return None for None and for a number that is not finite."""
+    """Return a number rounded to four significant digits, or None if the number is None or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{max(value, 0.0):.4g}")
 
 

@@ -31,7 +31,7 @@ class ModelReference:
 
 
 def config_map_content(reference: ModelReference, config_map: Mapping[str, Any] | None) -> bytes:
-    """Return the bytes that a ConfigMap has under a reference's key, in `data` or `binaryData`.
+    """Return the bytes of the key of a ConfigMap that a reference names, from `data` or `binaryData`.
 
     Args:
         reference: the reference.
@@ -92,13 +92,13 @@ def read_model(
 
 
 def _parse_json(reference: ModelReference, stored: bytes, remedy: str) -> dict[str, Any]:
-    """Parse the content of a ConfigMap key as a JSON mapping. Errors suggest `remedy`."""
+    """Return the content of a ConfigMap key as a JSON mapping. Errors suggest `remedy`."""
     subject = f"{reference.key} of ConfigMap {reference.name}"
     return untrusted.parse_json_mapping(stored, f"{reference.field}.key", subject, remedy)
 
 
 def _parse_graph(reference: ModelReference, stored: bytes, sequence: int | None) -> Trace:
-    """Parse the content of a ConfigMap key as a graph: JSON of `tilecast trace`, or an ONNX file."""
+    """Return the graph in a ConfigMap key: JSON of `tilecast trace`, or an ONNX file."""
     field = f"{reference.field}.key"
     if stored.lstrip()[:1] == b"{":
         value = _parse_json(reference, stored, "store what `tilecast trace` wrote")
@@ -112,13 +112,13 @@ def _parse_graph(reference: ModelReference, stored: bytes, sequence: int | None)
 
 
 def sequence_length(model: Model, requested_length: int | None) -> int:
-    """Return the tokens per sample.
+    """Return the number of tokens in a sample.
 
-    A model without a vocabulary has 1. A traced graph has the length of its trace. CLIP and Whisper by default have the
-    length to which they pad texts.
+    For a model without a vocabulary, the number is 1. For a traced graph, it is the length of the trace. CLIP and
+    Whisper by default have the length to which they pad texts.
 
     Raises:
-        SpecError: the spec has no length but the model needs one, or the length is invalid for the model.
+        SpecError: the spec has no length although the model needs one, or the length is invalid for the model.
     """
     field = "spec.training.sequenceLength"
     if model.trace is not None:

@@ -130,7 +130,7 @@ class JobBaseline(ApiModel):
     )
 
     def to_baseline(self) -> Baseline:
-        """Return the baseline as a `Baseline` of the request."""
+        """Return the baseline of the document as the `Baseline` of a request."""
         return Baseline(self.pool, self.gpus, self.plan.to_partial_plan() if self.plan else None)
 
 
@@ -279,16 +279,16 @@ def training_job_document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_training_job(document: Mapping[str, Any]) -> TrainingJobSpec:
-    """Validate a TrainingJob document and return its spec.
+    """Return the validated spec of a TrainingJob document.
 
     Raises:
-        SpecError: a field is invalid. The error has the path of the first one.
+        SpecError: a field is invalid. The error has the path of the first invalid field.
     """
     return validate_model(TrainingJobSpec, check_envelope(document, KIND)[1], "spec")
 
 
 def read_request(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
-    """Validate a TrainingJob document and return it as a request for advice.
+    """Return a TrainingJob document as a request for advice, after validation.
 
     Args:
         document: the TrainingJob.
@@ -323,12 +323,12 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     Args:
         name: name of the job.
         spec: spec of the job.
-        stored: content of the ConfigMap key that the spec refers to, if it does.
+        stored: content of the ConfigMap key that the spec refers to, or None if it refers to none.
 
     Raises:
-        SpecError: the model is unknown, unreadable or too large, or the sequence length is invalid for it. The
-            framework does not support the spec's precision, pipeline or gradient reduction. The spec has settings for
-            experts, but the model has none.
+        SpecError: the model is unknown, unreadable or too large, the sequence length is invalid for it, the framework
+            does not support the spec's precision, pipeline or gradient reduction, or the spec has settings for experts
+            that the model does not have.
     """
     training = spec.training
     model = read_model(name, spec.model, find_model_reference(spec), stored, training.sequence_length)
@@ -395,14 +395,14 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
 
 
 def _read_recomputation(training: Training) -> Checkpointing:
-    """Return the recomputation that the job sets, or "auto"."""
+    """Return the recomputation that the job sets. If it sets none, return "auto"."""
     if training.recompute_modules:
         return join_modules(training.recompute_modules)
     return "full" if training.recompute_layers is not None else training.activation_checkpointing
 
 
 def _check_precision(training: Training) -> None:
-    """Raise SpecError if the spec's framework version does not support its precision.
+    """Raise SpecError if the version of the spec's framework does not support the spec's precision.
 
     Raises:
         SpecError: the version is too old.
@@ -447,14 +447,16 @@ def _check_pipeline(training: Training, model: Model) -> None:
 
 
 def _check_experts(training: Training, model: Model) -> None:
-    """Raise SpecError if a spec sets how tokens are sent to experts, but the model has none."""
+    """Raise SpecError if a spec sets how tokens are sent to experts, but the model has no experts."""
     for field, value in (("expertDispatch", training.expert_dispatch), ("expertOverlap", training.expert_overlap)):
         if value is not None and not zoo.count_experts(model):
             raise SpecError(f"spec.training.{field}", f"{model.name} has no experts", "leave it out")
 
 
 def _check_data_types(training: Training) -> None:
-    """Raise SpecError if the framework does not support the spec's data types of weights, gradients and moments.
+    """Raise SpecError if the framework does not support the data types that the spec sets.
+
+    These are the types of weights, gradients and optimizer moments.
 
     Raises:
         SpecError: the data types are not supported, or the job trains in FP32.

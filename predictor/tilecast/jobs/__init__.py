@@ -2,8 +2,8 @@
 
 `interface` defines the properties of a kind of job, and each module of `kinds` describes one kind. `kueue` reads the
 queues that jobs wait in. `candidates` finds the pools that a job may use. `priorities` finds a job's priority.
-`changes` and `commands` compute the fields to write. All functions are pure and work on dictionaries. Read `interface`
-first.
+`changes` and `commands` compute the fields to write. All functions are pure and work on dictionaries. Read the module
+`interface` first.
 """
 
 from tilecast.jobs.annotations import (

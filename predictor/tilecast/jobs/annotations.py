@@ -16,12 +16,12 @@ from tilecast.spec import SpecError
 def read_training_spec(
     annotations: Mapping[str, str], said: Mapping[str, Any] | None = None, why_not: str = ""
 ) -> dict[str, Any]:
-    """Return the TrainingJob spec that a job's annotations describe, as a mapping that is not validated yet.
+    """Return the spec of a TrainingJob that a job's annotations describe, as a mapping that is not validated yet.
 
     Args:
         annotations: annotations of the job.
-        said: `model` and `training` as read from the job's command. Annotations take precedence.
-        why_not: why neither could be read from the command, for errors.
+        said: `model` and `training` as far as they were read from the job's command. Annotations take precedence.
+        why_not: reason why neither could be read from the command, for error messages.
 
     Raises:
         SpecError: an annotation is missing or cannot be read. The message names the annotation.
@@ -47,7 +47,7 @@ def read_training_spec(
 
 
 def move_error_to_annotation(error: SpecError) -> SpecError:
-    """Return an error about a field of a TrainingJob as an error about the annotation that sets the field.
+    """Return an error about a field of a TrainingJob as an error about the annotation from which the field was read.
 
     An error about any other field is returned unchanged.
     """
@@ -58,7 +58,7 @@ def move_error_to_annotation(error: SpecError) -> SpecError:
 
 
 def move_message_to_annotation(text: str) -> str:
-    """Return an error message with a leading field of a TrainingJob replaced by the annotation that sets the field."""
+    """Return an error message with the annotation that sets a TrainingJob field in place of that leading field."""
     name = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
     return text if name is None else _FIELDS[name] + text.removeprefix(name)
 
@@ -85,7 +85,7 @@ def read_mode(job: Job) -> Mode:
 
 
 def read_weight(annotations: Mapping[str, object]) -> float:
-    """Return the weight of a job's completion time in the queue's plan, from its annotations. The default is 1.
+    """Return the weight that a job's annotations give its completion time in the plan of the queue, by default 1.
 
     Raises:
         SpecError: the annotation is not a number above 0 and up to 1e6.

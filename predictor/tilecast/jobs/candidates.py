@@ -24,7 +24,7 @@ Labels: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CandidatePool:
-    """A pool that a job may use, reduced to the nodes and GPUs that the job can get."""
+    """A pool that a job may use, reduced to the nodes and GPUs that are available to the job."""
 
     pool: Pool
     """The pool, with no more nodes and GPUs than the job can have."""
@@ -42,7 +42,7 @@ class CandidatePool:
 
 @dataclass(frozen=True, slots=True)
 class JobCandidates:
-    """Pools that a job may use, reasons against all other pools, and the pool that the job uses without advice."""
+    """Pools that a job may use, reasons why it may not use the others, and the pool that it uses without advice."""
 
     usable: tuple[CandidatePool, ...]
     rejections: tuple[Rejection, ...]
@@ -57,7 +57,7 @@ class JobCandidates:
         return [item.pool for item in self.usable]
 
     def find_candidate(self, pool_name: str) -> CandidatePool:
-        """Return the candidate for a pool name. Raise StopIteration if there is none."""
+        """Return the candidate for the pool of a name. Raise StopIteration if there is none."""
         return next(item for item in self.usable if item.pool.name == pool_name)
 
 
@@ -70,7 +70,7 @@ def find_candidates(
     *,
     writes_advice: bool,
 ) -> JobCandidates:
-    """Return the pools that a job may use, reasons against the other pools, and the pool it would use without advice.
+    """Return the pools that a job may use, the reasons against all others, and the pool it would use without advice.
 
     Args:
         job: the job.
@@ -103,10 +103,10 @@ def find_candidates(
 
 
 def find_selected_pools(workers: Sequence[Pods], pools: Sequence[Pool], nodes: Iterable[Labels]) -> list[Pool]:
-    """Return the pools with nodes that match the present node selectors and affinities of pods.
+    """Return the pools whose nodes match the node selectors and affinities that pods have at present.
 
     Args:
-        workers: the pods with GPUs of a job.
+        workers: those pods of a job that have GPUs.
         pools: the pools.
         nodes: the labels of every node that has GPUs. If empty, pools are selected only by the GPU and the instance
             type that the pods require.
@@ -127,10 +127,10 @@ def find_selected_pools(workers: Sequence[Pods], pools: Sequence[Pool], nodes: I
 
 
 def _read_gpu_requirements(workers: Sequence[Pods]) -> dict[str, dict[str, str]]:
-    """Return the GPU that each required value of a node label means, by label key and value.
+    """Return the GPU to which each required value of a node label refers, by label key and value.
 
-    Only labels of the GPU and of the instance type are included. A value that no GPU has means "". Labels with a value
-    that may mean several GPUs are left out.
+    Only labels of the GPU and of the instance type are included. If no GPU fits a value, its GPU is "". If several GPUs
+    fit a value, it is left out.
     """
     table = read_label_table()
     named = dict[str, set[str]]()
@@ -150,7 +150,7 @@ def _read_gpu_requirements(workers: Sequence[Pods]) -> dict[str, dict[str, str]]
 
 
 def _find_gpu_of_label(key: str, value: str) -> str | None:
-    """Return the GPU that the value of a GPU or instance-type label means, or None if that is unknown."""
+    """Return the GPU to which the value of a GPU or instance-type label refers, or None if that is unknown."""
     table = read_label_table()
     if key in table.instance_type:
         kind = find_node_type(value)
@@ -169,13 +169,13 @@ def _find_gpu_of_label(key: str, value: str) -> str | None:
 def _is_hardware_accepted(
     workers: Sequence[Pods], pool: Pool, pools: Sequence[Pool], meanings: Mapping[str, Mapping[str, str]]
 ) -> bool:
-    """Return whether a pool without node labels satisfies the GPU and instance type that pods require.
+    """Return whether a pool without node labels has the GPU and the instance type that pods require.
 
     Args:
-        workers: the pods with GPUs of a job.
+        workers: those pods of a job that have GPUs.
         pool: the pool.
         pools: all pools.
-        meanings: the result of `_read_gpu_requirements` for the pods.
+        meanings: result of `_read_gpu_requirements` for `workers`.
     """
     labels = dict[str, str]()
     types = {item.node_type for item in pools if item.node_type}
@@ -192,7 +192,9 @@ def _is_hardware_accepted(
 
 
 def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, writes_advice: bool) -> Request:
-    """Return a request for advice limited to what an existing job may use, with its present GPUs as the baseline.
+    """Return a request for advice that is limited to the pools that an existing job may use.
+
+    The baseline of the request is the job's present pool and GPUs.
 
     Rejected pools are removed from the allowed pools. If the advice will be written into the job, the request keeps the
     job's number of GPUs, unless the job can be resized and the constraints name another number.
@@ -219,7 +221,7 @@ def build_job_request(request: Request, job: Job, candidates: JobCandidates, *, 
 
 
 def order_offers_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
-    """Return the advice with offers that fit free Kueue quota first, and with the rejections in `candidates` added."""
+    """Return the advice with the offers that fit free Kueue quota first, and the rejections of `candidates` added."""
     now, later = list[Offer](), list[Offer]()
     for offer in advice.offers:
         candidate = candidates.find_candidate(offer.pool.name)
@@ -232,9 +234,9 @@ def order_offers_by_quota(advice: Advice, candidates: JobCandidates) -> Advice:
 
 
 def _add_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
-    """Return the offer with the ResourceClaim requests that its devices satisfy, as a field and in its reason.
+    """Return the offer with the names of the ResourceClaim requests that its devices satisfy.
 
-    Without requests, the offer is returned unchanged.
+    The names are in a field of the offer and in its reason. If there are no requests, the offer is returned unchanged.
     """
     if not requests:
         return offer
@@ -245,7 +247,8 @@ def _add_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
 def find_job_placement(offer: Offer, job: Job, candidates: JobCandidates) -> Placement | None:
     """Return the node selector, tolerations and pod count that put an existing job onto an offer's pool.
 
-    GPUs per pod stay unchanged. If the job cannot be resized to the GPUs of the offer in whole pods, return None.
+    The number of GPUs per pod stays unchanged. If whole pods cannot use exactly the GPUs of the offer, or the job
+    cannot be resized, return None.
     """
     candidate = candidates.find_candidate(offer.pool.name)
     pods = None
@@ -271,9 +274,9 @@ def find_manifest_placement(offer: Offer, job: Job, candidates: JobCandidates) -
 def _count_nodes_by_labels(
     workers: Sequence[Pods], pools: Sequence[Pool], nodes: Iterable[Labels], queue: LocalQueue | None
 ) -> list[tuple[Labels, int]]:
-    """Return the distinct label sets of the nodes, each with its number of nodes.
+    """Return each distinct set of node labels, with the number of nodes that have it.
 
-    Only labels that a pool, a flavor of the queue, or the job's selector or affinity names are kept.
+    A set has only the labels that a pool, a flavor of the queue, or the job's selector or affinity names.
     """
     keys = {key for pool in pools for key in pool.node_selector}
     keys |= {key for flavor in (queue.flavors if queue else ()) for key in flavor.node_labels}
@@ -286,7 +289,7 @@ def _count_nodes_by_labels(
 
 
 def _build_claim_rejection(pool: Pool, request: str) -> Rejection:
-    """Return the rejection of a pool whose devices do not satisfy a named ResourceClaim request of the job."""
+    """Return the rejection of a pool whose devices do not satisfy a certain ResourceClaim request of the job."""
     message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
     return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
 
@@ -294,7 +297,7 @@ def _build_claim_rejection(pool: Pool, request: str) -> Rejection:
 def _check_pool(
     job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: LocalQueue | None, writes_advice: bool
 ) -> CandidatePool | Rejection:
-    """Return a pool reduced to the nodes and GPUs that a job may use. If the job may use none, return a rejection.
+    """Return a pool reduced to the nodes and GPUs that a job may use, or a rejection if it may use none of them.
 
     Args:
         job: the job.
@@ -337,7 +340,7 @@ def _check_pool(
 
 
 def _limit_pool_to_quota(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
-    """Return a pool as a candidate with at most `nodes` nodes. A flavor also limits its GPUs to the flavor's quota."""
+    """Return a pool as a candidate with at most `nodes` nodes. If `flavor` is given, its quota limits the GPUs too."""
     limited = replace(pool, max_nodes=min(pool.max_nodes, nodes))
     if flavor is None:
         return CandidatePool(limited, None, pool.node_selector, pool.tolerations)
@@ -356,7 +359,8 @@ def _find_baseline(
 ) -> Baseline | None:
     """Return the pool and GPUs that the job uses without advice, or None if they are not certain.
 
-    The job's node selector and affinity choose the pool. With Kueue, so does the flavor that Kueue would assign.
+    The pool is the one that the job's node selector and affinity select. If Kueue manages the job, the flavor that
+    Kueue would assign selects it too.
     """
     if not job.gpus:
         return None
@@ -376,7 +380,7 @@ def _find_baseline(
 
 
 def _is_accepted_by_job(job: Job, labels: Labels, writes_advice: bool) -> bool:
-    """Return whether a node's labels match those selectors of a job that advice cannot replace.
+    """Return whether a node's labels match a job's selectors, except selectors that advice can replace.
 
     Advice can replace the labels in `node_kind_labels`, except in pinned selectors. If advice will be written into the
     job, it cannot replace the node affinity either.
@@ -396,8 +400,9 @@ def _is_accepted_by_pods(
     Args:
         pods: the pods.
         labels: labels of the node.
-        is_checked: function that returns whether requirements on a label key are checked.
-        whole_affinity: whether every requirement of the affinity is checked, whatever its label key.
+        is_checked: function of a label key that returns whether requirements on that label are checked.
+        whole_affinity: whether every requirement of the affinity is checked, even if `is_checked` is false for its
+            label key.
     """
     if any(labels.get(key) != value for key, value in pods.node_selector.items() if is_checked(key)):
         return False
@@ -435,7 +440,7 @@ _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
 
 
 def _find_untolerated_taint(job: Job, pool: Pool) -> str:
-    """Return a taint of the pool that the job does not tolerate, as text. If there is none, return "".
+    """Return text for a taint of the pool that the job does not tolerate, or "" if there is none.
 
     The usual taint of GPU nodes, nvidia.com/gpu, is ignored.
     """

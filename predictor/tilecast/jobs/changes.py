@@ -12,8 +12,8 @@ def compute_changes(
 ) -> list[FieldChange]:
     """Return the field changes that move a job to the nodes of a placement.
 
-    In node selectors, only labels that describe kinds of GPU nodes are replaced. Tolerations are added. Fields that
-    already have the new value are left out.
+    In node selectors, only labels that describe kinds of GPU nodes are replaced. Tolerations are added to the present
+    ones. A field that already has the new value is not changed.
 
     Args:
         document: the job's document.

@@ -23,11 +23,11 @@ from tilecast.spec import SpecError
 
 
 def find_claim_objects(job: Job, objects: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
-    """Return (kind, name) of the objects to read to know which GPUs a job's ResourceClaims request.
+    """Return (kind, name) of each object that must be read to know which GPUs a job's ResourceClaims request.
 
     These are the job's ResourceClaims and ResourceClaimTemplates, and the DeviceClasses that they name, except NVIDIA's
-    own (`gpu_device_classes`). A DeviceClass is found only if the claim that names it is in `objects`. So read the
-    result and call this again.
+    own (`gpu_device_classes`). A DeviceClass is found only if the claim that names it is in `objects`. So after reading
+    the objects, call this function again.
 
     Args:
         job: the job.
@@ -77,9 +77,9 @@ def _resolve_pod_claims(pods: Pods, objects: Mapping[tuple[str, str], Document])
 
 
 def match_devices(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | str:
-    """Return, for each GPU request of a job, the name of the alternative that a pool's devices satisfy.
+    """Return, for each GPU request of a job, the name of its first alternative that the devices of a pool satisfy.
 
-    The first such alternative is taken. If a request has none, return the request's name as a string.
+    If no alternative of a request is satisfied, return the name of that request as a string.
 
     Raises:
         SpecError: a selector cannot be evaluated.

@@ -7,7 +7,7 @@ from tilecast.jobs.interface import Job
 
 
 def find_program(document: Document, job: Job) -> tuple[str, ...]:
-    """Return the Python file that a job's GPU containers run, followed by its arguments.
+    """Return the Python file that a job's GPU containers run, followed by the arguments of the file.
 
     If no word of a command ends in `.py`, return an empty tuple.
     """

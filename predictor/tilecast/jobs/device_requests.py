@@ -1,8 +1,8 @@
 """GPUs that pods request by Dynamic Resource Allocation: ResourceClaims, their templates and DeviceClasses.
 
-Field names are those of `resource.k8s.io/v1`. Requests of v1beta1, which lack `exactly`, are supported too. A selector
-is a CEL expression about one device (https://kubernetes.io/docs/reference/using-api/cel/). `_FUNCTIONS` has those of
-Kubernetes' extensions to CEL that GPU selectors use.
+Field names are those of `resource.k8s.io/v1`. Requests of v1beta1, which have no field `exactly`, are supported too. A
+selector is a CEL expression about one device (https://kubernetes.io/docs/reference/using-api/cel/). `_FUNCTIONS` has
+those functions of Kubernetes' extensions to CEL that GPU selectors use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ClaimReference:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """One alternative of a request in a ResourceClaim: a number of GPUs and CEL selectors."""
+    """One alternative of a request in a ResourceClaim: a number of GPUs, and CEL selectors that they must satisfy."""
 
     name: str
     """Name of the claim and request, and of the subrequest if there are several: `gpus/trainer/h100`."""
@@ -129,7 +129,7 @@ def meets_request(request: DeviceRequest, device: PublishedDevice) -> bool:
 def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
     """Return whether a CEL selector is true for a device.
 
-    If the selector reads an attribute that is missing, return False.
+    If the device lacks an attribute that the selector reads, return False.
 
     Raises:
         SpecError: the selector is too long, or uses a part of CEL that is not supported here.
@@ -154,7 +154,10 @@ def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
 
 
 def _make_device_variable(device: PublishedDevice) -> dict[str, Any]:
-    """Return a device as the value of the CEL variable `device`: driver, attributes and capacity by domain and name."""
+    """Return the value of the CEL variable `device`: the device's driver, and its attributes and capacity.
+
+    Attributes and capacity are mappings by domain and name.
+    """
     attributes, capacity = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     for place, facts in ((attributes, device.attributes), (capacity, device.capacity)):
         for qualified, value in facts:

@@ -102,7 +102,7 @@ class Job:
 
     @property
     def other_scheduler(self) -> str:
-        """Name of the scheduler if it is KAI or Volcano, otherwise empty."""
+        """Name of the scheduler if it is KAI or Volcano, otherwise an empty string."""
         named = (item.scheduler for item in self.pods if item.scheduler in keys.BATCH_SCHEDULERS)
         by_queue = (
             name for name, key in keys.BATCH_SCHEDULERS.items() if key in self.labels or key in self.annotations
@@ -111,27 +111,27 @@ class Job:
 
     @property
     def workload_priority_class(self) -> str:
-        """Name of the WorkloadPriorityClass on the job's label, or empty."""
+        """Name of the WorkloadPriorityClass in the job's label, or an empty string."""
         return self.labels.get(keys.PRIORITY_CLASS, "")
 
     @property
     def pod_priority_class(self) -> str:
-        """Name of the first PriorityClass in the job's pod templates, or empty."""
+        """Name of the first PriorityClass in the job's pod templates, or an empty string."""
         return next((item.priority_class for item in self.pods if item.priority_class), "")
 
     @property
     def queue(self) -> str:
-        """Name of the LocalQueue that will admit the job. Empty if Kueue does not manage it."""
+        """Name of the LocalQueue that will admit the job. It is empty if Kueue does not manage the job."""
         return self.next_queue or self.current_queue
 
     @property
     def current_queue(self) -> str:
-        """Name of the LocalQueue on the job's Kueue label, or empty."""
+        """Name of the LocalQueue in the job's Kueue label, or an empty string."""
         return self.labels.get(keys.QUEUE, "")
 
     @property
     def next_queue(self) -> str:
-        """Name of the LocalQueue to which Tilecast moves the job after advice, or empty."""
+        """Name of the LocalQueue to which Tilecast moves the job after advice, or an empty string."""
         return self.annotations.get(keys.NEXT_QUEUE, "").strip() if self.current_queue else ""
 
     @property
@@ -152,20 +152,20 @@ class Job:
 
     @property
     def is_held(self) -> bool:
-        """Whether the job waits for Tilecast: by an admission gate, in a holding LocalQueue, or suspended."""
+        """Whether the job waits for Tilecast, by an admission gate, in a holding LocalQueue, or by being suspended."""
         return self.is_gated or self.is_parked or self.is_suspended_for_advice
 
     @property
     def is_suspended_for_advice(self) -> bool:
-        """Whether the job waits suspended for advice in mode Initial, outside Kueue.
+        """Whether the job is suspended outside Kueue and waits for advice in mode Initial.
 
-        It has never run, and no advice is written yet.
+        Such a job has never run, and no advice has been written into it.
         """
         by_mode = self.is_suspended and self.annotations.get(keys.MODE) == "Initial" and not self.queue
         return by_mode and keys.APPLIED not in self.annotations and not self.has_started
 
     def is_enabled(self, namespace_labels: Mapping[str, str]) -> bool:
-        """Return whether the label that requests advice is set on the job, or else on its namespace.
+        """Return whether the label that requests advice is set on the job or, without it, on the job's namespace.
 
         An annotation on the job can refuse advice.
         """
@@ -176,7 +176,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Node selector, tolerations, pod count and GPUs per pod to write into a job. None leaves a number unchanged."""
+    """Node selector, tolerations, pod count and GPUs per pod to write into a job. A number that is None stays."""
 
     node_selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, str], ...] = ()
@@ -188,7 +188,7 @@ class JobKind(ABC):
     """Interface of one kind of job, such as PyTorchJob: its API, and how its fields are read and changed.
 
     `tools/job_kinds.py` generates parts of the API, the chart and the documentation from the subclasses. The methods
-    that are not abstract suit kinds with pod templates in the job itself.
+    that are not abstract are for kinds whose jobs contain their pod templates.
     """
 
     kind: ClassVar[str]
@@ -261,14 +261,14 @@ class JobKind(ABC):
 
     @abstractmethod
     def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
-        """Return the changes that give a job `pods` pods. If changing numbers is not enough, return an empty list."""
+        """Return the changes that give a job `pods` pods, or [] if no change of numbers can do that."""
 
     def is_resizable(self, document: Document) -> bool:
-        """Return whether the API allows the pod count of a suspended job to change after the job was created."""
+        """Return whether the API allows the pod count of a suspended job to be changed after its creation."""
         return False
 
     def find_training_runtime(self, document: Document) -> tuple[str, str] | None:
-        """Return (kind, name) of the object that holds the pod templates. If the job holds them, return None."""
+        """Return (kind, name) of the object that contains the job's pod templates, or None if the job contains them."""
         return None
 
     def list_placement_changes(
@@ -291,7 +291,7 @@ class JobKind(ABC):
         return changes
 
     def remove_placement(self, document: Document, job: Job) -> list[FieldChange]:
-        """Return the changes that remove the node labels of advice from the selectors of GPU pods. Tolerations stay."""
+        """Return the changes that remove advised node labels from the selectors of GPU pods. Tolerations remain."""
         return [
             FieldChange((*pods.path, "nodeSelector"), dict(pods.node_selector))
             for pods, before in zip(remove_advised_selector(job).workers, job.workers, strict=True)
@@ -301,7 +301,7 @@ class JobKind(ABC):
     def list_gpu_changes(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
         """Return the changes that make every GPU container request `gpus` GPUs.
 
-        They suit only a manifest from which no job was created yet.
+        The changes are only allowed in a manifest from which no job was created yet.
         """
         resource = gpu_resource()
         return [
@@ -322,14 +322,14 @@ class JobKind(ABC):
         }
 
     def find_main_address(self, document: Document, job: Job) -> str:
-        """Return a shell expression for the first pod's address. If the kind sets MASTER_ADDR itself, return ""."""
+        """Return a shell expression for the first pod's address, or "" if the kind sets MASTER_ADDR itself."""
         return ""
 
 
 def merge_node_selector(pods: Pods, new_labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the pods' node selector with its labels of kinds of GPU nodes replaced by `new_labels`.
+    """Return the pods' node selector with `new_labels` in place of its labels that describe kinds of GPU nodes.
 
-    Other labels and pinned labels are kept.
+    Other labels and pinned labels stay in the selector.
     """
     others = {
         key: value for key, value in pods.node_selector.items() if not is_node_kind_label(key) or key in pods.pinned
@@ -338,9 +338,9 @@ def merge_node_selector(pods: Pods, new_labels: Mapping[str, str]) -> dict[str, 
 
 
 def list_labels_to_record(job: Job, new_labels: Mapping[str, str]) -> list[str]:
-    """Return the keys of `new_labels` that the annotation `CHOSEN_LABELS` must record, sorted.
+    """Return those keys of `new_labels`, sorted, that the annotation `CHOSEN_LABELS` must record.
 
-    Without it, nobody could tell later that advice added these labels, and not the job's author.
+    Without the annotation, nobody could tell later that advice, not the job's author, added these labels.
     """
     given = {key for pods in job.workers for key in pods.node_selector}
     return sorted(key for key in new_labels if key not in given and not is_node_kind_label(key))
@@ -361,31 +361,31 @@ def remove_advised_selector(job: Job) -> Job:
 
 
 def add_tolerations(pods: Pods, tolerations: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
-    """Return the tolerations of pods, followed by those in `tolerations` that they lack."""
+    """Return the tolerations of pods, followed by those of `tolerations` that the pods lack."""
     return [*pods.tolerations, *(item for item in tolerations if item not in pods.tolerations)]
 
 
 def make_name_pattern(name: str) -> str:
-    """Return the regular expression that matches only `name`, the name of an object. It has no backslash."""
+    """Return a regular expression that matches only the object name `name`, and that contains no backslash."""
     return name.replace(".", "[.]")
 
 
 def is_node_kind_label(label: str) -> bool:
-    """Return whether a node label describes the kind of GPU node, so that advice may replace it in a selector."""
+    """Return whether a node label describes a kind of GPU node, so that advice may replace it in a selector."""
     return label in node_kind_labels()
 
 
 def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods:
-    """Return a group of `count` pods with a pod spec.
+    """Return a group of `count` pods that all have the pod spec `spec`.
 
     Args:
         name: the name of the replica type or replicated job.
-        path: the path of the pod spec in the job. Empty if another object contains it.
+        path: the path of the pod spec in the job. Empty if another object contains the pod spec.
         count: the number of pods.
         spec: the pod spec.
 
     Raises:
-        SpecError: a field that is read has another type than in a pod spec.
+        SpecError: a field of the pod spec has a wrong type.
     """
     require_shape(spec, POD, path or ("runtime",))
     required = value_at_path(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}

@@ -39,9 +39,9 @@ class LocalQueue:
     flavors: tuple[Flavor, ...]
 
     def find_first_flavor(self, gpus: int) -> Flavor | None:
-        """Return the flavor that Kueue assigns to a job of `gpus` GPUs.
+        """Return the flavor that Kueue assigns to a job of `gpus` GPUs, or None if none has enough quota.
 
-        It is the first flavor with enough free quota, or else the first with enough quota. Without any, return None.
+        The flavor is the first one with enough free quota, or else the first one with enough quota.
         """
         now = (flavor for flavor in self.flavors if gpus <= flavor.free)
         ever = (flavor for flavor in self.flavors if gpus <= flavor.quota)
@@ -50,7 +50,7 @@ class LocalQueue:
 
 @dataclass(frozen=True, slots=True)
 class KueueObjects:
-    """LocalQueues by (namespace, name), and ClusterQueues and ResourceFlavors by name."""
+    """LocalQueues of a cluster by (namespace, name), and its ClusterQueues and ResourceFlavors by name."""
 
     local_queues: Mapping[tuple[str, str], Document] = field(default_factory=dict)
     cluster_queues: Mapping[str, Document] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def find_queue(objects: KueueObjects, namespace: str, name: str) -> LocalQueue:
 
 
 def _list_gpu_flavors(cluster_queue: Document) -> list[Document]:
-    """Return the flavor entries of a ClusterQueue from resource groups that cover GPUs."""
+    """Return the flavor entries in those resource groups of a ClusterQueue that cover GPUs."""
     groups = (cluster_queue.get("spec") or {}).get("resourceGroups") or ()
     with_gpus = (group for group in groups if gpu_resource() in (group.get("coveredResources") or ()))
     return [item for group in with_gpus for item in group.get("flavors") or ()]
@@ -131,7 +131,7 @@ def _read_flavor(
 
 
 def _find_cohort_members(objects: KueueObjects, cluster_queue_name: str) -> list[str]:
-    """Return the names of the other ClusterQueues in a ClusterQueue's cohort. They lend quota that they do not use."""
+    """Return the names of the other ClusterQueues in a ClusterQueue's cohort, which lend each other unused quota."""
     cohort = _get_cohort_name(objects.cluster_queues[cluster_queue_name])
     return [
         name

@@ -31,13 +31,14 @@ class Priorities:
     of_pods: Mapping[str, PriorityClass] = field(default_factory=dict)
 
     def find_priority(self, workload_class: str, pod_class: str) -> int:
-        """Return the priority that Kueue gives a job (Kueue, `ExtractPriority` of pkg/controller/jobframework).
+        """Return the priority of a job by Kueue's rules (`ExtractPriority` of pkg/controller/jobframework).
 
-        The WorkloadPriorityClass is used if the job names it, or else the PriorityClass of its pods. An unknown class
-        has priority 0. If the job names no class, the lowest default PriorityClass of the cluster is used, or else 0.
+        If the job names a WorkloadPriorityClass, that class is used, or else the PriorityClass of its pods. An unknown
+        class has priority 0. If the job names no class, the priority is that of the lowest default PriorityClass of the
+        cluster, or 0 without one.
 
         Args:
-            workload_class: name of the WorkloadPriorityClass on the job's label. Empty without the label.
+            workload_class: name of the WorkloadPriorityClass in the job's label. Empty without the label.
             pod_class: name of the PriorityClass in the pod templates. Empty without a name.
         """
         if workload_class or pod_class:

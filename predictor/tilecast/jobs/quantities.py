@@ -12,19 +12,19 @@ MAX_COUNT = 10**9 - 1
 
 
 def count_or_default(value: object, default: int = 1) -> int:
-    """Return a number or text as a whole number up to `MAX_COUNT`, or `default` for any other value."""
+    """Return a number or text as a whole number up to `MAX_COUNT`. For any other value, return `default`."""
     number = parse_count(value)
     return default if number is None or number > MAX_COUNT else number
 
 
 def count_requested_gpus(resources: Document | None) -> int:
-    """Return the GPUs that a container's `resources` request: the larger of its limit and its request."""
+    """Return the GPUs that a container's `resources` request: its limit or its request, whichever is larger."""
     parts = resources or {}
     return max(count_or_default((parts.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
 
 
 def count_pod_gpus(pod: Document) -> int:
-    """Return the GPUs that a pod holds: the sum over its containers, or more if an init container has more."""
+    """Return the GPUs that a pod holds: those of all its containers, or of an init container that has more."""
     spec = as_mapping(pod.get("spec"))
     every = [
         [
@@ -37,10 +37,10 @@ def count_pod_gpus(pod: Document) -> int:
 
 
 def format_quantity_like(example: object, number: int) -> int | str:
-    """Return a number as text if `example` is text. Otherwise return the number."""
+    """Return a number as text if `example` is text, otherwise the number itself."""
     return str(number) if isinstance(example, str) else number
 
 
 def has_any_count(entries: Iterable[Document], *fields: str) -> bool:
-    """Return whether any of the named fields is above 0 in any status entry."""
+    """Return whether any of the named fields is above 0 in any entry of a status."""
     return any(count_or_default(entry.get(name), 0) for entry in entries for name in fields)

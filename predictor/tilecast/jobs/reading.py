@@ -23,7 +23,7 @@ def read_job(document: Document, runtime: Document | None = None) -> Job:
         runtime: the TrainingRuntime or ClusterTrainingRuntime that a TrainJob names; None if it is not available.
 
     Raises:
-        SpecError: the document is of an unknown kind, or a field that is read has a wrong type.
+        SpecError: the kind of the document is unknown, or a field that is read has a wrong type.
     """
     kind = find_kind(document)
     try:
@@ -36,7 +36,7 @@ def read_job(document: Document, runtime: Document | None = None) -> Job:
 
 
 def read_without_pods(document: Document) -> Job:
-    """Return the job that a document describes, with no pods, so that invalid pod templates raise no error.
+    """Return the job that a document describes, but without its pods, so that invalid pod templates raise no error.
 
     Only metadata, status and the field that suspends the job are read.
 

@@ -33,7 +33,7 @@ POD: Shape = {
 
 
 def require_shape(value: object, shape: Shape, path: Path) -> None:
-    """Raise SpecError unless a value has the expected shape. None is accepted everywhere except as a list item.
+    """Raise SpecError if a value does not have the expected shape. None is accepted except as an item of a list.
 
     Args:
         value: the value.
@@ -63,7 +63,7 @@ def require_shape(value: object, shape: Shape, path: Path) -> None:
 
 
 def read_count_at(document: object, path: Path, default: int = 1) -> int:
-    """Return the whole number at a path of a document. If there is no value, return `default`.
+    """Return the whole number at a path of a document, or `default` if there is no value.
 
     Raises:
         SpecError: the value is not a whole number up to `MAX_COUNT`.

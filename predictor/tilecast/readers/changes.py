@@ -21,7 +21,7 @@ _TARGETS = {"gradient_accumulation": "accumulation"}
 def list_changes(reading: LaunchReading, before: Plan, after: Plan) -> list[str]:
     """Return a text for each option to change between two plans, such as `--micro-batch-size 1 -> 2`.
 
-    Columns without an option of the launcher are named in words.
+    If the launcher has no option for a column of the plan, the text names the column in words.
     """
     table = OptionTable.read(reading.table)
     changes = []
@@ -47,7 +47,7 @@ _SHARDS = (None, None, ("shard_grad_op", "hybrid_shard_zero2", "false"), ("full_
 
 
 def _format_shards(reading: LaunchReading, old: object, new: object) -> str:
-    """Return the change of FSDP's own option from one ZeRO stage to another, or an empty string for other engines."""
+    """Return the change of FSDP's own option that goes from one ZeRO stage to another, or "" for other engines."""
     before, after = (_SHARDS[stage] if isinstance(stage, int) else None for stage in (old, new))
     if find_engine(reading.framework) != "fsdp2" or before is None or after is None:
         return ""
@@ -66,9 +66,10 @@ _BESIDE = ("deepspeed", "accelerate", "fsdp")
 def _find_option(
     table: OptionTable, reading: LaunchReading, target: str, new: object
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Return the option for a target, and its entry. An option that the user wrote is preferred.
+    """Return the option that sets a target, and its entry in the table of options.
 
-    Among flags that the user did not write, the one with the new value is preferred.
+    An option that the user wrote is preferred. Among flags that the user did not write, the one with the new value is
+    preferred. If no option sets the target, return ("", None).
     """
     if (origin := reading.origins.get(target)) is not None:
         tables = (table, *map(OptionTable.read, _BESIDE))
@@ -83,7 +84,7 @@ def _find_option(
 
 
 def _format_change(option: str, entry: Mapping[str, Any], old: object, new: object, is_written: bool) -> str:
-    """Return the change of one option as text. A flag is added or removed."""
+    """Return the change of one option as text, such as `--micro-batch-size 1 -> 2`. A flag is added or removed."""
     if "is" in entry:
         if new == entry["is"]:
             return f"add {option}"

@@ -33,7 +33,7 @@ class LaunchLine:
 
     @property
     def world(self) -> int | None:
-        """Number of GPUs, or None if the command does not say it."""
+        """Number of GPUs, or None if the command does not give it."""
         if self.gpus is not None:
             return self.gpus
         if self.nodes is None and self.computed.intersection(_NODES):
@@ -67,7 +67,7 @@ def find_launch(script: Script) -> LaunchLine:
     """Return the only launch line of a script.
 
     Raises:
-        SpecError: there is none, or there are several that differ.
+        SpecError: the script has no launch line, or several different ones.
     """
     found = [line for words in script.commands if (line := read_command(words, script.name)) is not None]
     launched = [line for line in found if line.launcher] or found
@@ -82,7 +82,7 @@ def find_launch(script: Script) -> LaunchLine:
 
 
 def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> LaunchLine:
-    """Return a launch line with the counts of `#SBATCH` lines and of srun where it states none.
+    """Return a launch line, completed by the counts in `#SBATCH` lines and in the options of srun.
 
     Args:
         line: the launch line.
@@ -90,7 +90,7 @@ def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> Lau
         name: name of the script in errors, empty for a command.
 
     Raises:
-        SpecError: the line contradicts them.
+        SpecError: the launch line contradicts these counts.
     """
     asked = batch if line.step is None else batch.with_step_options(line.step)
     where = f"{name}: " if name else ""
@@ -139,7 +139,7 @@ def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
     """Return what a command launches, or None if it launches no training.
 
     Raises:
-        SpecError: the counts of the launcher or of srun are no numbers, or contradict each other.
+        SpecError: the counts of the launcher or of srun are not valid numbers, or contradict each other.
     """
     line = _find_program(words, where)
     place = next((place for place, word in enumerate(words[:40]) if word.rpartition("/")[2] == "srun"), None)
@@ -150,7 +150,7 @@ def read_command(words: Sequence[str], where: str) -> LaunchLine | None:
 
 
 def _find_program(words: Sequence[str], where: str) -> LaunchLine | None:
-    """Return the launcher and the program of a command, without what `srun` states."""
+    """Return the launcher and the program of a command, but not the counts that `srun` sets."""
     has_python = False
     for place, word in enumerate(words):
         name = word.rpartition("/")[2]

@@ -16,10 +16,10 @@ MAX_DEPTH = 16
 
 
 def load_mapping(text: str, name: str) -> dict[str, Any]:
-    """Return the mapping that a YAML, JSON or TOML text contains. `name` is the file's name in errors.
+    """Return the mapping in YAML, JSON or TOML text. Errors call the text `name`, the name of the file.
 
     Raises:
-        SpecError: the text is too long, too deep, or contains anything else.
+        SpecError: the text is too long, too deeply nested, or not a mapping.
     """
     if name.endswith(".toml"):
         return _load_toml(text, name)
@@ -45,7 +45,7 @@ def _load_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def flatten(values: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> list[Setting]:
-    """Return a setting for each value in nested mappings. Its option is the path of keys, joined by dots.
+    """Return a setting for each value in nested mappings. The option of a setting is its path of keys, joined by dots.
 
     Raises:
         SpecError: the mappings are nested more than `MAX_DEPTH` levels deep.
@@ -63,7 +63,7 @@ def flatten(values: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> list
 
 
 def list_leaf_settings(values: Mapping[Any, Any]) -> list[Setting]:
-    """Return a setting for each value in nested mappings. Its option is the innermost key."""
+    """Return a setting for each value in nested mappings. The option of a setting is its innermost key."""
     return [Setting(setting.option.rpartition(".")[2], setting.values) for setting in flatten(values)]
 
 

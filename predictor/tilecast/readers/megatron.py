@@ -157,7 +157,7 @@ def _read_training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[
 
 
 def _find_model(facts: Facts, program: str, table: str) -> tuple[dict[str, Any] | None, str]:
-    """Return `spec.model` and its name, or None and the model's name on the Hub.
+    """Return `spec.model` and its name. If the model is on the Hub, return None and its name there.
 
     Raises:
         SpecError: no option describes the model.
@@ -174,7 +174,7 @@ def _find_model(facts: Facts, program: str, table: str) -> tuple[dict[str, Any] 
 
 
 def _read_model(facts: Facts, program: str) -> tuple[dict[str, Any], str]:
-    """Return `spec.model` and a name for the model that the options describe."""
+    """Return `spec.model` for the model that the options describe, and a name for it."""
     wanted = _read_dimensions(facts, program)
     own = facts.get_by_prefix("model.")
     vocab = _find_vocabulary_size(own)
@@ -235,7 +235,7 @@ def _read_dimensions(facts: Facts, program: str) -> dict[str, Any]:
 
 
 def _count_learned_positions(facts: Facts) -> int:
-    """Return the number of learned position embeddings, or 0."""
+    """Return the number of learned position embeddings, or 0 if positions are not learned."""
     if facts.get("model.positions", "learned_absolute") != "learned_absolute" or facts.get("model.latent"):
         return 0
     length = facts.get("training.sequenceLength")
@@ -243,7 +243,7 @@ def _count_learned_positions(facts: Facts) -> int:
 
 
 def _read_expert_layers(text: str | None, layers: int) -> tuple[int, int]:
-    """Return the number of dense layers at the beginning, and the distance between layers with experts."""
+    """Return the number of dense layers at the beginning, and the distance from one layer with experts to the next."""
     if text is None:
         return 0, 1
     if re.fullmatch(r"\d{1,6}", text, re.ASCII) and int(text):
@@ -260,7 +260,10 @@ def _read_expert_layers(text: str | None, layers: int) -> tuple[int, int]:
 
 
 def _parse_frequency_list(text: str) -> list[int] | None:
-    """Return the value of a list expression such as `([0]*3+[1]*58)`, or None. Nothing is evaluated as Python."""
+    """Return the numbers of a list expression such as `([0]*3+[1]*58)`, or None if the text is not of that form.
+
+    Nothing is executed as Python.
+    """
     if len(text) > 4096:
         return None
     items: list[int] = []
@@ -279,7 +282,7 @@ def _build_custom_model(facts: Facts, wanted: dict[str, Any], vocab: int) -> dic
     """Return `spec.model` of a model that no preset describes.
 
     Raises:
-        SpecError: the model is of a kind that only a name can describe.
+        SpecError: the model is of a kind that only the name of a preset can describe.
     """
     own = facts.get_by_prefix("model.")
     base = {

@@ -1,4 +1,4 @@
-"""Find a model by the dimensions or the name in a launch."""
+"""Find a model by the dimensions or the name in a launch command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAMILIES = ("decoder", "moe", "deepseek", "encoder", "encdec")
 
 
 def dimensions(model: Model) -> dict[str, Any]:
-    """Return those dimensions of a transformer that a command states."""
+    """Return those dimensions of a transformer that a launch command can contain."""
     own = model.dimensions if isinstance(model.dimensions, zoo.Transformer) else zoo.Transformer()
     latent = own if isinstance(own, Deepseek) else None
     return {
@@ -54,11 +54,12 @@ def _list_transformers() -> tuple[tuple[str, int, dict[str, Any]], ...]:
 def find_preset_by_dimensions(
     wanted: Mapping[str, Any], vocab: int | None, optional: tuple[str, ...] = ()
 ) -> str | None:
-    """Return the first preset with these dimensions, or None.
+    """Return the name of the first preset with the given dimensions, or None if there is no such preset.
 
     Args:
-        wanted: dimensions by the names of `dimensions`.
-        vocab: the vocabulary, which may be padded by up to 2,048 rows, or None if it is unknown.
+        wanted: dimensions by name, as the function `dimensions` names them.
+        vocab: size of the vocabulary, which may differ from the preset's by up to 2,048 rows of padding, or None if
+            unknown.
         optional: dimensions that may differ if no preset has all of them.
     """
     alike = [

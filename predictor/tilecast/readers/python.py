@@ -3,8 +3,7 @@
 The file is parsed, and the few statements that configurations consist of are interpreted: assignments, calls of
 functions in the same folder, literals, and branches with a literal condition. Any other call becomes an object with its
 name and its arguments, like a call of a configuration class. A value that is known only at run time becomes a marker,
-as in `tilecast.readers.shell`. Modules next to the file and modules of its package are read when they are imported,
-others are not.
+as in `tilecast.readers.shell`. Imported modules are read if they are next to the file or in its package.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _ASIDE = ("env_vars", "logger", "tokenizer")
 
 @dataclass(slots=True, eq=False)
 class BuiltObject:
-    """An object that a call builds: the name of the called function, and its arguments or fields by name."""
+    """An object that a call creates: the name of the called function, and its arguments or fields by name."""
 
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -82,7 +81,7 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class _Module:
-    """A file with its variables."""
+    """A Python file and its variables."""
 
     name: str
     names: dict[str, Any] = field(default_factory=dict)
@@ -92,14 +91,14 @@ class _Module:
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """A name of a module of the package, which is read when the name is used."""
+    """A name in a module of the package. The module is read when the name is used."""
 
     place: tuple[str, ...]
     name: str
 
 
 class _ReturnError(Exception):
-    """Raised at a `return`, with the returned value."""
+    """Raised at a `return` statement, with the returned value."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -107,19 +106,19 @@ class _ReturnError(Exception):
 
 
 class _StopError(Exception):
-    """Raised where a branch that may not run ends by `return`, `raise`, `break` or `continue`."""
+    """Raised where `return`, `raise`, `break` or `continue` ends a branch that may not run."""
 
 
 class _RaiseError(_StopError):
-    """Raised at a `raise` that certainly runs."""
+    """Raised at a `raise` statement that certainly runs."""
 
 
 class _BreakError(_StopError):
-    """Raised at a `break` that certainly runs."""
+    """Raised at a `break` statement that certainly runs."""
 
 
 class _ContinueError(_StopError):
-    """Raised at a `continue` that certainly runs."""
+    """Raised at a `continue` statement that certainly runs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,9 +134,9 @@ class _RunningBlock:
 
 
 def find_functions(text: str, name: str) -> dict[str, str]:
-    """Return the functions of a file that build a configuration, with the declared return type of each.
+    """Return the declared return type of each function in a file that builds a configuration, by function name.
 
-    Only functions count that need no argument and whose name does not begin with an underscore.
+    These are the functions that need no argument and whose names do not begin with an underscore.
 
     Raises:
         SpecError: the file is not Python.
@@ -153,7 +152,7 @@ def find_functions(text: str, name: str) -> dict[str, str]:
 
 
 def find_import(text: str, name: str, imported: str, package: str) -> str:
-    """Return the module below a package from which a file imports a name, or an empty string.
+    """Return the module, below a package, from which a file imports a name, or "" if it does not import the name.
 
     Raises:
         SpecError: the file is not Python.
@@ -188,9 +187,11 @@ def read_function(
         name: name of the file in errors.
         function: name of the function.
         read_text: function that reads another file of the folder by name.
-        bases: fields of the objects that functions of the framework build, by the functions' names.
-        package: folders that lead to the file's package, with its own. Empty if the file is in none.
-        place: folders from the package's to the file's own. `read_text` reads names below the package's folder.
+        bases: fields of the objects that functions of the framework create, by the names of the functions.
+        package: folders on the path to the file's package, including the package itself. Empty if the file is in no
+            package.
+        place: folders on the path from the package to the file. `read_text` reads names relative to the package's
+            folder.
         folders: folders of the package whose modules are read.
 
     Raises:
@@ -267,7 +268,7 @@ class _Reader:
             raise SpecError(self.name, f"takes more than {MAX_STEPS:,} steps to follow", "describe the job by flags")
 
     def load(self, text: str, name: str, place: Sequence[str] = ()) -> _Module:
-        """Return the module of a text, with its functions and constants."""
+        """Return a module with the functions and constants that a text defines."""
         module = self.modules[name] = _Module(name, place=tuple(place))
         outer, self.unsure = (self.unsure, self.frame, self.loop), 0
         self.frame = self.loop = _RunningBlock(0)
@@ -279,7 +280,7 @@ class _Reader:
         return module
 
     def call(self, function: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Return the result of a call of a function."""
+        """Return the result of calling a function."""
         if self.calls >= MAX_CALLS:
             return unknown(function.node.name)
         own = function.node.args
@@ -319,7 +320,10 @@ class _Reader:
         return value if all(_is_same(one, value) for one in frame.returned) else unknown(function.node.name)
 
     def flatten(self, value: object, prefix: str, settings: list[Setting], depth: int) -> None:
-        """Add a setting for each field of an object. The setting of the object itself is the name of what built it."""
+        """Add a setting for each field of an object, and one for the object itself.
+
+        The value of the object's own setting is the name of the function or class that created it.
+        """
         self._count_steps()
         if depth > _MAX_DEPTH or len(settings) > MAX_ITEMS or len(prefix) > _MAX_NAME:
             raise SpecError(self.name, "builds more than can be read", "flatten it")
@@ -426,7 +430,7 @@ class _Reader:
         raise _StopError
 
     def _mark_unknown(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
-        """Make unknown every variable that the statements store."""
+        """Make every variable unknown to which the statements assign."""
         for outer in body:
             for node in ast.walk(outer):
                 self._count_steps()
@@ -477,7 +481,7 @@ class _Reader:
             self._run_loop(node, scope, module)
 
     def _run_loop(self, node: ast.For | ast.While, scope: _Scope, module: _Module) -> None:
-        """Interpret a loop. If its iterations are unknown, so is what it stores."""
+        """Interpret a loop. If its iterations are unknown, the variables that it assigns become unknown."""
         items = self._evaluate(node.iter, scope, module) if isinstance(node, ast.For) else None
         outer = self.loop
         loop = self.loop = _RunningBlock(self.unsure)
@@ -513,7 +517,7 @@ class _Reader:
             self.unsure -= loop.extra
 
     def _run_uncertain(self, body: Sequence[ast.stmt], scope: _Scope, module: _Module) -> None:
-        """Interpret statements that may not run. What they change becomes unknown."""
+        """Interpret statements that may not run. Everything that they change becomes unknown."""
         self.unsure += 1
         try:
             self._run(body, scope, module)
@@ -523,9 +527,10 @@ class _Reader:
             self.unsure -= 1
 
     def _run_import(self, node: ast.ImportFrom, scope: _Scope, importer: _Module) -> None:
-        """Import from a module of the package or next to the file, if there is one.
+        """Import from a module that is in the package or next to the file.
 
-        Any other import only defines names. A module of the package is read when a name of it is used.
+        An import from any other module only defines names. A module of the package is read when one of its names is
+        used.
         """
         place = self._find_place(node, importer.place)
         last = (node.module or "").rpartition(".")[2]
@@ -544,7 +549,7 @@ class _Reader:
                 scope[name] = Symbol(alias.name) if value is None else value
 
     def _resolve(self, value: Any) -> Any:
-        """Return an imported value, read from its module if it stands for a name of one."""
+        """Return an imported value. A value that still refers to a module of the package is read from there."""
         for _ in range(MAX_CALLS):
             if not isinstance(value, _Later):
                 break
@@ -558,7 +563,7 @@ class _Reader:
         return value
 
     def _find_place(self, node: ast.ImportFrom, importer: Sequence[str]) -> list[str] | None:
-        """Return the path from the package's folder to an imported module, or None for one of another package."""
+        """Return the path from the package's folder to an imported module, or None if it is outside the package."""
         parts = node.module.split(".") if node.module else []
         if node.level:
             up = node.level - 1
@@ -633,7 +638,7 @@ class _Reader:
                 _make_items_unknown(owner)
 
     def _find_or_make_owner(self, node: ast.expr, scope: _Scope, module: _Module) -> BuiltObject | None:
-        """Return the object whose field is set. If only its name is known so far, make the object."""
+        """Return the object on which an attribute is set. If only its name is known so far, create the object."""
         if isinstance(node, ast.Attribute):
             outer = self._find_or_make_owner(node.value, scope, module)
             if outer is None:
@@ -684,7 +689,7 @@ class _Reader:
         return unknown(node.attr)
 
     def _evaluate_tuple(self, node: ast.Tuple, scope: _Scope, module: _Module) -> list[Any] | tuple[Any, ...]:
-        """Return a tuple if all items are literals, so that it can be a key. Otherwise return a list."""
+        """Return a tuple if all items are literals, so that it can be a key of a mapping. Otherwise return a list."""
         items = self._evaluate_list(node, scope, module)
         return tuple(items) if all(isinstance(one, _PLAIN) for one in items) else items
 
@@ -769,7 +774,7 @@ class _Reader:
         return self._evaluate(node.body if test else node.orelse, scope, module)
 
     def _evaluate_uncertain(self, nodes: Sequence[ast.expr], scope: _Scope, module: _Module) -> None:
-        """Interpret expressions that may not be evaluated, for their side effects."""
+        """Interpret expressions that may not be evaluated, only for their side effects."""
         self.unsure += 1
         for node in nodes:
             self._evaluate(node, scope, module)
@@ -832,9 +837,9 @@ class _Reader:
         return self._build_object(function.name, args, keywords)
 
     def _call_unknown_function(self, name: str, args: Sequence[Any]) -> str:
-        """Return the value of a call of an unknown function.
+        """Return a marker as the result of calling an unknown function.
 
-        Mark its arguments as partly unknown, as the call may change them.
+        The arguments are marked as partly unknown, because the call may change them.
         """
         for one in args:
             if isinstance(one, BuiltObject):
@@ -844,7 +849,7 @@ class _Reader:
         return unknown(name)
 
     def _update_mapping(self, owner: dict[Any, Any], other: object) -> None:
-        """Update a mapping by another."""
+        """Update a mapping with the items of another one."""
         if not isinstance(other, dict) or len(owner) + len(other) > 2 * MAX_ITEMS:
             _make_items_unknown(owner)
             return
@@ -856,7 +861,7 @@ class _Reader:
                 owner[key] = unknown(str(key)[:80]) if self.unsure else value
 
     def _copy(self, value: Any, copied: dict[int, Any], depth: int = 0) -> Any:
-        """Return a deep copy. An object that occurs several times is copied once."""
+        """Return a deep copy of a value. An object that occurs several times is copied once."""
         self._count_steps()
         if not isinstance(value, BuiltObject | dict | list):
             return value
@@ -987,7 +992,7 @@ class _Reader:
 
 
 def _describe(value: object) -> object:
-    """Return a literal as it is, and the name of anything else."""
+    """Return a literal unchanged, and the name of an object or symbol. For any other value, return a marker."""
     if isinstance(value, BuiltObject | Symbol):
         return value.name
     if isinstance(value, list | tuple) and len(value) <= _MAX_NESTED and all(isinstance(one, str) for one in value):
@@ -996,7 +1001,7 @@ def _describe(value: object) -> object:
 
 
 def _build_fields(base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a base. Nested mappings become objects with fields of their own."""
+    """Return the fields of an object that the framework creates. Nested mappings become objects with fields."""
     return {
         key: BuiltObject("", _build_fields(value), is_object=True) if isinstance(value, Mapping) else value
         for key, value in base.items()
@@ -1008,7 +1013,7 @@ _OPEN = unknown("a list")
 
 
 def _has_unknown_items(value: object) -> bool:
-    """Return whether the items of a list or mapping are known only at run time."""
+    """Return whether a list or mapping has items that are known only at run time."""
     if isinstance(value, dict):
         return _REST in value
     return isinstance(value, list | tuple) and any(isinstance(one, str) and one == _OPEN for one in value)
@@ -1023,13 +1028,13 @@ def _make_items_unknown(value: dict[Any, Any] | list[Any]) -> None:
 
 
 def _is_same(before: object, after: object) -> bool:
-    """Return whether two values are equal. To be fast, only literals and names are compared."""
+    """Return whether two values are known to be equal. For speed, only literals and symbols are compared by value."""
     is_plain = isinstance(before, (*_PLAIN, Symbol))
     return before is after or (is_plain and type(before) is type(after) and before == after)
 
 
 def _operate(how: ast.operator, left: Any, right: Any) -> Any:
-    """Return the result of an operation on literals, or a marker. The size of results is bounded."""
+    """Return the result of an operation on literals, or a marker if it is unknown or would be too large."""
     apply = _BINARY.get(type(how))
     numbers = isinstance(left, int | float) and isinstance(right, int | float)
     texts = isinstance(left, str) and isinstance(right, str) and isinstance(how, ast.Add)
@@ -1096,6 +1101,6 @@ def _call_builtin(name: str, args: Sequence[Any]) -> Any:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the file and the function of `FILE.py:FUNCTION`. The function is empty if it is missing."""
+    """Return the file and the function in a text `FILE.py:FUNCTION`. Without a function, its name is ""."""
     match = re.fullmatch(r"(.*\.py):([A-Za-z_]\w*)", name, re.DOTALL)
     return (match[1], match[2]) if match else (name, "")

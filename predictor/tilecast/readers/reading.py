@@ -38,7 +38,7 @@ class LaunchReading:
     """Arguments of the training script."""
 
     def summary(self) -> tuple[str, ...]:
-        """Return sentences on what was read and what was ignored."""
+        """Return sentences on what was read from the launch and what was ignored."""
         gpus = f" on {self.gpus} GPUs" if self.gpus else ""
         lines = [f"Read as {self.title}: {self.plan_text()}{gpus}."]
         if self.unknown:
@@ -62,7 +62,7 @@ class LaunchReading:
 
 
 def require_priced(reading: LaunchReading, where: str) -> None:
-    """Raise SpecError if an option changes speed or memory and is not priced.
+    """Raise SpecError if the forecast ignores an option that changes speed or memory.
 
     Raises:
         SpecError: there is such an option.
@@ -75,7 +75,7 @@ def compute_data_degree(gpus: int | None, tensor: int, pipeline: int, context: i
     """Return the data-parallel degree of a plan, or None if the number of GPUs is unknown.
 
     Raises:
-        SpecError: the other degrees do not divide the GPUs.
+        SpecError: the product of the other degrees does not divide the number of GPUs.
     """
     if gpus is None:
         return None
@@ -89,10 +89,12 @@ def compute_data_degree(gpus: int | None, tensor: int, pipeline: int, context: i
 
 
 def check_batch(batch: int | None, micro: int | None, data: int | None, where: str, option: str) -> None:
-    """Raise SpecError unless the micro-batch and the data-parallel degree divide the global batch.
+    """Raise SpecError unless the global batch is a multiple of the micro-batch times the data-parallel degree.
+
+    If any of the three is unknown, nothing is checked.
 
     Raises:
-        SpecError: they do not divide it.
+        SpecError: the global batch is not such a multiple.
     """
     if batch is not None and micro is not None and data is not None and batch % (micro * data):
         problem = f"{batch} is no multiple of {micro} (micro-batch) x {data} (data parallel)"
@@ -100,12 +102,12 @@ def check_batch(batch: int | None, micro: int | None, data: int | None, where: s
 
 
 def drop_none(items: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the items whose value is not None."""
+    """Return a dictionary of those items whose value is not None."""
     return {key: value for key, value in dict(items).items() if value is not None}
 
 
 def list_common_fields(facts: Facts) -> dict[str, Any]:
-    """Return the fields of a reading that are taken from the facts unchanged."""
+    """Return the fields of a `LaunchReading` that are the same as in the facts."""
     return {
         "title": facts.table.title,
         "table": facts.table.name,

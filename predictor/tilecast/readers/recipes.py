@@ -23,14 +23,17 @@ ReadText = Callable[[str], str]
 
 @dataclass(slots=True)
 class PrioritizedFacts:
-    """Facts of several sources. An earlier source takes precedence. Errors name the source's file."""
+    """Facts from several sources. If sources disagree, the earlier one takes precedence.
+
+    Errors name the file of the source.
+    """
 
     facts: list[Facts] = field(default_factory=list)
 
     def get(self, target: str, default: Any = None) -> Any:
-        """Return the value of a target from the first source that sets it.
+        """Return the value of a target from the first source that sets the target.
 
-        If none does, return a launcher's default, or else `default`.
+        If no source sets it, return the first launcher's default for it, or else `default`.
         """
         for one in self.facts:
             if target in one.values:
@@ -38,15 +41,15 @@ class PrioritizedFacts:
         return next((one.table.defaults[target] for one in self.facts if target in one.table.defaults), default)
 
     def stated(self, target: str) -> Any:
-        """Return the value of the setting `target` from the first source that has it, or None if none has it."""
+        """Return the value of a target from the first source that sets the target, or None. Defaults are ignored."""
         return next((one.values[target] for one in self.facts if target in one.values), None)
 
     def find_option(self, target: str, default: str) -> str:
-        """Return the option that sets a target, or `default` if none does."""
+        """Return the option that sets a target, or `default` if no option does."""
         return next((one.origins[target] for one in self.facts if target in one.origins), default)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a `LaunchReading` that combine all sources."""
+        """Return those fields of a `LaunchReading` that combine the facts of all sources."""
         origins: dict[str, str] = {}
         unpriced: dict[str, str] = {}
         unknown: list[str] = []
@@ -171,12 +174,12 @@ def read_recipe(
 
 
 def _read_shard_degree(ranked: PrioritizedFacts, name: str, data: int | None, where: str) -> int | None:
-    """Return the ranks that share weights, or None if all do or the recipe does not say it.
+    """Return the number of ranks over which weights are sharded, or None if it is all ranks or not stated.
 
-    axolotl (utils/distributed.py) makes replicas of the ranks that are left over, torchtune shares over them.
+    If the shards and replicas leave ranks over, axolotl (utils/distributed.py) uses them for more replicas.
 
     Raises:
-        SpecError: the ranks of shards and replicas are not those of the job.
+        SpecError: shards times replicas are not the data-parallel ranks of the job.
     """
     shards, replicas = int(ranked.stated("shards") or 0), int(ranked.stated("replicas") or 1)
     if data is None or name not in ("axolotl", "torchtune"):
@@ -194,13 +197,13 @@ def _read_shard_degree(ranked: PrioritizedFacts, name: str, data: int | None, wh
 
 
 def _wrapped_layers(ranked: PrioritizedFacts, mode: str, where: str) -> tuple[str, int | None]:
-    """Return what torchtune's `ac_mode` recomputes, and the number of layers if it is not all of them.
+    """Return the recomputation that torchtune's `ac_mode` sets, and the number of layers if it is not all layers.
 
-    `ac_mode` counts without `enable_activation_checkpointing` alone; with both, recipes recompute nothing
+    `ac_mode` only takes effect if `enable_activation_checkpointing` is not set. With both, recipes recompute nothing
     (recipes/full_finetune_distributed.py).
 
     Raises:
-        SpecError: `ac_option` is neither "op" nor every n-th layer.
+        SpecError: `ac_option` is neither "op" nor a number.
     """
     if mode == "full":
         return "none", None
@@ -220,17 +223,19 @@ def _wrapped_layers(ranked: PrioritizedFacts, mode: str, where: str) -> tuple[st
 def _read_offloaded_recomputation(
     ranked: PrioritizedFacts, name: str, mode: str, has_adapters: bool, where: str
 ) -> tuple[str, list[str]]:
-    """Return what a job recomputes that offloads activations, and a list with a note if that is not what it states.
+    """Return the recomputation of a job that offloads activations, and a list with at most one note.
+
+    There is a note if the job recomputes something else than the recipe states.
 
     Args:
-        ranked: what the recipe says.
-        name: its table of options.
-        mode: the recomputation that it states.
+        ranked: the facts of the recipe.
+        name: the recipe's table of options.
+        mode: the recomputation that the recipe states.
         has_adapters: whether the job trains adapters.
         where: name of the recipe in errors.
 
     Raises:
-        SpecError: the launcher offloads activations only with recomputation, and the recipe states none.
+        SpecError: the launcher offloads activations only with recomputation, and the recipe states no recomputation.
     """
     option = ranked.find_option("offloaded", "offloaded")
     if mode == "none" and name != "trl":
@@ -251,7 +256,7 @@ def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) ->
 
     Args:
         facts: the meaning of the recipe's options.
-        settings: its options.
+        settings: the recipe's options.
         is_within: whether the forecast assumes that a paged optimizer updates weights during the backward pass.
     """
     option = facts.origins.get("in_backward", "optimizer_in_bwd")
@@ -266,7 +271,7 @@ def _check_update(facts: Facts, settings: Sequence[Setting], is_within: bool) ->
 
 
 def _read_degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
-    """Return the count that `target` names, such as a parallel degree, or 1 if no source sets it.
+    """Return the count at `target`, such as a parallel degree, or 1 if no source sets it.
 
     Raises:
         SpecError: the count is below 1.
@@ -279,10 +284,13 @@ def _read_degree(ranked: PrioritizedFacts, target: str, where: str) -> int:
 
 
 def _read_accumulation(ranked: PrioritizedFacts, micro: int, where: str) -> int:
-    """Return the micro-batches of a step. axolotl may state the samples of a rank in their place.
+    """Return the number of micro-batches in a step.
+
+    A recipe of axolotl may state the samples of a rank instead, from which the number follows.
 
     Raises:
-        SpecError: the samples of a rank are no multiple of the micro-batch, or contradict the number of micro-batches.
+        SpecError: the samples of a rank are not a multiple of the micro-batch, or contradict the number of
+            micro-batches.
     """
     steps = _read_degree(ranked, "accumulation", where)
     if ranked.stated("batch_of_rank") is None:
@@ -319,9 +327,9 @@ def _read_micro_batch(ranked: PrioritizedFacts, where: str) -> int:
 
 
 def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> list[str]:
-    """Add what the files say that a source names: DeepSpeed's configuration, and Trainer's of FSDP.
+    """Add the facts of files that a source names: a DeepSpeed configuration, and Trainer's configuration of FSDP.
 
-    Return notes on files that are not here and are known by their names.
+    Return notes on files that do not exist but whose content is known from their names.
     """
     notes: list[str] = []
     path = ranked.stated("deepspeed")
@@ -339,9 +347,9 @@ def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> lis
 
 
 def _add_mesh(facts: Facts, gpus: int | None) -> None:
-    """Add the plan that MaxText's mesh axes describe. Each axis has a degree within nodes and one between them.
+    """Add the plan that MaxText's mesh axes describe. Each axis has one degree within nodes and one between nodes.
 
-    A degree of -1 takes the GPUs that the other degrees leave. It is supported only for data and FSDP ranks.
+    A degree of -1 means all GPUs that the other degrees leave. It is supported only for data and FSDP ranks.
     """
     degrees = {
         axis: [int(facts.get(f"mesh.{kind}_{axis}", _AXES[axis][place])) for place, kind in enumerate(("ici", "dcn"))]
@@ -381,16 +389,18 @@ _AXES: Mapping[str, tuple[int, int]] = {
 
 
 def _read_deepspeed_values(path: str, read_text: ReadText, table: OptionTable, notes: list[str]) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. A missing file is known if the launcher has one of that name.
+    """Return the values of a DeepSpeed configuration.
+
+    The content of a missing file is known if the launcher ships a file of that name.
 
     Args:
-        path: the file, or its text.
+        path: path of the file, or the text of the configuration itself.
         read_text: function that reads a file.
-        table: the launcher's options, with the names of its files.
+        table: the launcher's options, with the names of the files that it ships.
         notes: list to which a note on a missing file is added.
 
     Raises:
-        SpecError: the file cannot be read, and the launcher has none of that name.
+        SpecError: the file cannot be read, and the launcher ships no file of that name.
     """
     if path.lstrip().startswith("{"):
         return load_mapping(path, "deepspeed")
@@ -417,7 +427,7 @@ _HOST_PARTS: Mapping[str, str] = {"optimizer": "optimizer", "weights": "param"}
 
 
 def _read_sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tuple[Framework, int, str | None]:
-    """Return the framework, the ZeRO stage, and what is offloaded to the host."""
+    """Return the framework, the ZeRO stage, and the states that are offloaded to the host."""
     offload = ranked.get("offload_parameters") or ranked.get("offload_optimizer") or ranked.get("training.offload")
     kind = str(ranked.stated("distributed") or "")
     if name == "lightning":
@@ -453,12 +463,12 @@ def _read_sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tup
 
 
 def _is_litgpt(ranked: PrioritizedFacts) -> bool:
-    """Return whether a Lightning configuration is one of LitGPT."""
+    """Return whether a Lightning configuration belongs to LitGPT."""
     return any(option.startswith("train.") for option in ranked.facts[0].origins.values())
 
 
 def _read_precision(ranked: PrioritizedFacts, name: str, is_sharded: bool) -> tuple[str, str | None]:
-    """Return the precision, and the value of `training.weights`, or None for the framework's default."""
+    """Return the precision, and the value of `training.weights`, which is None for the framework's default."""
     stated, dtype = ranked.get("precision"), ranked.stated("dtype")
     if name == "lightning":
         text = str(ranked.get("lightning_precision"))
@@ -493,7 +503,8 @@ _ATTENTION = re.compile(
 def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `spec.training` for LoRA adapters.
 
-    If the configuration names no adapter, its LoRA rank is ignored. In LitGPT the rank alone means an adapter.
+    If the configuration names no adapter, its LoRA rank is ignored, except in LitGPT, where a rank alone turns adapters
+    on.
     """
     component = str(ranked.stated("model.component") or "").rpartition(".")[2]
     adapter = ranked.get("adapter")
@@ -529,7 +540,7 @@ _COMPONENTS: Mapping[str, str] = {"phi3_mini": "phi-3-mini", "code_llama2_7b": "
 
 
 def _read_model_name(ranked: PrioritizedFacts, where: str) -> str:
-    """Return the name of the model in the recipe, or an empty string."""
+    """Return the name of the recipe's model, or "" if the recipe names no model."""
     component = ranked.stated("model.component")
     if component is None:
         return str(ranked.stated("model.name") or "")

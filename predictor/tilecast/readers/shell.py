@@ -1,9 +1,10 @@
-"""Read the commands of a shell script without running anything.
+"""Read the commands of a shell script without executing anything.
 
-Variables with literal values are replaced. So are arrays, defaults (`${N:-8}`) and integer arithmetic. A value that is
-known only at run time (a command's output, a parameter) becomes a marker, `UNKNOWN` around its name. Branches,
+Variables with literal values, arrays, defaults (`${N:-8}`) and integer arithmetic are replaced by their values. A value
+that is known only at run time (a command's output, a parameter) becomes a marker, `UNKNOWN` around its name. Branches,
 including those of `&&` and `||`, are followed if their condition is literal. Variables assigned in other branches and
-in loops become unknown. The body of a function is read where it is called. Assignments in a subshell end with it.
+in loops become unknown. The body of a function is read where it is called. Assignments in a subshell have no effect
+after it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class ReadingBudget:
     steps: int = MAX_STEPS
 
     def spend(self, characters: int = 0, words: int = 0, steps: int = 0) -> None:
-        """Subtract a cost.
+        """Subtract a cost from the budget.
 
         Raises:
             SpecError: the budget is exceeded.
@@ -130,7 +131,7 @@ class Script:
 
 
 def unknown(name: str) -> str:
-    """Return the marker for a value that is not literal."""
+    """Return the marker that stands for a value that is not literal."""
     return f"{UNKNOWN}{name}{UNKNOWN}"
 
 
@@ -156,7 +157,7 @@ def read_script(
         has_unread: whether the environment may have other variables, so that defaults such as `${N:-8}` are unknown.
 
     Raises:
-        SpecError: it is binary, too long, cut off within a quotation, or its commands cost more than a `ReadingBudget`.
+        SpecError: the script is binary, too long, cut off within a quotation, or costs more than a `ReadingBudget`.
     """
     if len(text) > MAX_BYTES:
         raise SpecError(name, f"is longer than {MAX_BYTES // 2**20} MiB", "give the launch line behind --")
@@ -179,7 +180,7 @@ def read_script(
 
 
 class _ExpandedWords:
-    """The words to which one word of the text expands. The last one may still grow."""
+    """The words to which one word of the text expands. Later text may still be appended to the last word."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -204,7 +205,7 @@ class _ExpandedWords:
 
 @dataclass(slots=True)
 class _AndOrList:
-    """Commands joined by `&&` and `||`. Conditions are True, False, or None if known only at run time."""
+    """Commands joined by `&&` and `||`. A condition is True, False, or None if it is known only at run time."""
 
     gate: bool | None = True
     """Whether the next command runs."""
@@ -253,7 +254,7 @@ class _OpenBranch:
 
 
 class _Reader:
-    """Reader of one text. It adds variables and commands to the script."""
+    """Reader of one text, which adds the variables and commands of the text to the script."""
 
     def __init__(
         self,
@@ -270,10 +271,11 @@ class _Reader:
         Args:
             script: the script to which variables and commands are added.
             text: the text, such as a script, a function's body or the argument of `bash -c`.
-            depth: number of texts that this one is nested in.
-            runs: whether the shell runs the text. None if that is known only at run time.
-            arguments: arguments of the function whose body the text is. None for those of the script.
-            is_function: whether the text is the body of a function, or runs within one.
+            depth: number of texts in which this text is nested.
+            runs: whether the shell executes the text. None if that is known only at run time.
+            arguments: arguments of the function whose body the text is. None if the text uses the arguments of the
+                script.
+            is_function: whether the text is the body of a function, or is executed within a function.
         """
         self.script, self.text, self.place, self.depth = script, text, 0, depth
         self.runs, self.arguments, self.is_function = runs, arguments, is_function
@@ -292,7 +294,7 @@ class _Reader:
         """Values of variables before the function declared them as local."""
 
     def run(self) -> None:
-        """Interpret all commands in order, and run none of them."""
+        """Interpret all commands in order, without executing them."""
         words: list[str] = []
         target: str | None = None
         while self.place < len(self.text):
@@ -344,7 +346,7 @@ class _Reader:
         self._restore_values(self.locals)
 
     def _read_condition_mark(self, words: list[str]) -> bool:
-        """Read an operator within `[[ … ]]`, where `&&`, brackets and line ends do not separate commands."""
+        """Read an operator inside `[[ … ]]`, where `&&`, brackets and line ends do not separate commands."""
         pair, char = self.text[self.place : self.place + 2], self.text[self.place]
         if words[-1] == "=~" and char != "\n":
             words.append(self._read_expression())
@@ -362,7 +364,7 @@ class _Reader:
         return True
 
     def _read_expression(self) -> str:
-        """Return the regular expression after `=~`, up to a blank outside of brackets and quotation marks."""
+        """Return the regular expression after `=~`. It ends at a blank outside of brackets and quotation marks."""
         start, depth, quote = self.place, 0, ""
         while self.place < len(self.text):
             char = self.text[self.place]
@@ -379,7 +381,7 @@ class _Reader:
         return self.text[start : self.place]
 
     def _read_bracket(self, char: str, words: list[str]) -> list[str]:
-        """Read a bracket. Return the words of the present command after it."""
+        """Read a bracket, and return the words of the command that is being read: none after most brackets."""
         self.place += 1
         kind = self.open[-1].kind if self.open else ""
         if char == "(" and self.text.startswith("(", self.place) and (not words or words == ["for"]):
@@ -412,7 +414,7 @@ class _Reader:
         self.is_begun, self.status = True, None if UNKNOWN in value else value != "0"
 
     def _read_word(self, words: list[str]) -> None:
-        """Read an assignment, a keyword, the head of a function, or words of a command, which are added to `words`."""
+        """Read an assignment, a keyword, the head of a function, or words of a command, and add the last to `words`."""
         if not words and (head := _FUNCTION.match(self.text, self.place)):
             self.place, self.function = head.end(), head[1] or head[2]
             return
@@ -452,9 +454,9 @@ class _Reader:
     # --- control flow
 
     def _is_running(self) -> bool | None:
-        """Return whether the current command runs.
+        """Return whether the shell would execute the current command, or None if that is known only at run time.
 
-        Return False in a skipped branch or after the end of the script, and None if it is known only at run time.
+        It would not in a skipped branch and after the end of the script.
         """
         if self.has_ended or self.script.has_ended:
             return False
@@ -486,7 +488,7 @@ class _Reader:
         self.chain, self.is_begun, self.status, self.negates = branch.chain, True, status, branch.negates
 
     def _read_keyword(self, word: str, start: int) -> None:
-        """Open or close a branch at a keyword."""
+        """Open or close a branch, as a keyword such as `if` or `fi` requires."""
         branch = self.open[-1] if self.open else None
         if word == "!":
             self.negates = not self.negates
@@ -511,7 +513,7 @@ class _Reader:
             self._close_branch(self.chain.status if word == "}" else None)
 
     def _finish_command(self, words: list[str], mark: str) -> None:
-        """End a command with the operator after it: `&&`, `||`, `|`, or the end of a list."""
+        """Handle the end of a command. `mark` is the operator after it, such as `&&` or `|`, or ";" for another end."""
         if not self.is_begun:
             return
         if words and words[0] in ("for", "case", "select"):
@@ -534,7 +536,7 @@ class _Reader:
         self.is_begun = self.negates = False
 
     def _run_command(self, words: list[str]) -> bool | None:
-        """Record a command. Return whether it succeeds, or None if that is known only at run time."""
+        """Record a command, and return whether it succeeds, or None if that is known only at run time."""
         self.script.budget.spend(steps=1)
         start = 0
         while start < len(words) - 1 and words[start] in ("time", "exec", "nohup", "command"):
@@ -583,9 +585,9 @@ class _Reader:
         return True if words[0] in _SUCCEEDING else None
 
     def _make_inner_reader(self, words: list[str], runs: bool | None) -> _Reader | None:
-        """Return a reader of the text that a command runs: a function, `eval` or `bash -c`.
+        """Return a reader of the text that a command executes: the body of a function, or the argument of `bash -c`.
 
-        Return None for other commands.
+        The text may also be the arguments of `eval`. For other commands, return None.
         """
         depth, function = self.depth + 1, self.script.functions.get(words[0])
         if function:
@@ -611,11 +613,11 @@ class _Reader:
         return None
 
     def _list_arguments(self) -> list[str] | None:
-        """Return the arguments that `$@` stands for, or None if they are unknown, so that defaults apply."""
+        """Return the arguments that `$@` stands for, or None if they are unknown, in which case defaults apply."""
         return self.script.parameters if self.arguments is None else self.arguments
 
     def _shift_arguments(self, text: str, runs: bool | None) -> None:
-        """Remove the first arguments, as `shift` does. If their number is uncertain, all become unknown."""
+        """Remove the first arguments, as `shift` does. If their number is uncertain, all arguments become unknown."""
         arguments = self._list_arguments()
         if arguments is None:
             return
@@ -626,7 +628,7 @@ class _Reader:
             self._set_arguments(arguments[number:], runs)
 
     def _set_arguments(self, words: Sequence[str], runs: bool | None) -> None:
-        """Replace all arguments, as `set --` does. If it is uncertain whether that runs, they become unknown."""
+        """Replace all arguments, as `set --` does. If `set` may not be executed, the arguments become unknown."""
         is_certain = runs is True and not self.script.subshells
         new = [*words] if is_certain else [REST]
         arguments = self._list_arguments()
@@ -636,7 +638,7 @@ class _Reader:
             arguments[:] = new
 
     def _end_reading(self, word: str, runs: bool | None) -> None:
-        """End the script, the subshell or the function, if the command that ends it certainly runs."""
+        """End the script, subshell or function at a command that ends it, if that command certainly runs."""
         # Whether this text runs may be unknown, but not that it ends here if it does.
         is_sure = self.chain.gate is True and all(one.taken and one.chain.gate for one in self.open)
         if self.chain.is_piped or not is_sure:
@@ -712,7 +714,7 @@ class _Reader:
                 self.script.variables[name] = value
 
     def _skip_blank(self, blanks: str) -> bool:
-        """Skip a blank, a continued line end or a comment. Return whether there was one."""
+        """Skip a blank, a continued line end or a comment. Return whether there was any of them."""
         char = self.text[self.place]
         if char in blanks:
             self.place += 1
@@ -776,7 +778,7 @@ class _Reader:
         return found
 
     def _skip_command(self, mark: str) -> None:
-        """Move past a command between two delimiters."""
+        """Skip a command substitution between two delimiters."""
         end = self.text.find(mark, self.place + 1)
         if end < 0:
             raise self._make_unclosed_error(mark)
@@ -787,7 +789,7 @@ class _Reader:
         return SpecError(f"{self.script.name}: line {line}", f"a {mark} is not closed", "check where it was cut off")
 
     def _read_quotation(self, pieces: _ExpandedWords) -> bool:
-        """Read a quotation. Return whether it makes a word: `"$@"` makes none without arguments."""
+        """Read a text in double quotes, and return whether it counts as a word. `"$@"` without arguments does not."""
         start, makes_word = self.place, self.text.startswith('""', self.place)
         self.place += 1
         while self.place < len(self.text):
@@ -927,7 +929,7 @@ class _Reader:
         return self._charge_budget(self.script.variables.get(name, unknown(name)))
 
     def _charge_budget(self, value: _Value) -> _Value:
-        """Return a value after charging its size to the budget."""
+        """Subtract the size of a value from the budget, and return the value."""
         if isinstance(value, list):
             self.script.budget.spend(sum(map(len, value)), len(value))
         else:
@@ -985,7 +987,7 @@ def _as_list(value: str | list[str]) -> list[str]:
 
 
 def _split_keeping_ends(value: str) -> list[str]:
-    """Return the words of an unquoted value. A blank at either end gives an empty word there.
+    """Return the words of an unquoted value, with an empty word at an end that has a blank.
 
     The empty word separates the value from its neighbours.
     """
@@ -1007,7 +1009,7 @@ def _find_closing_brace(text: str, start: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShellCall:
-    """The text or script that a call of a shell runs."""
+    """The text or script that a call of a shell executes."""
 
     operand: str
     """Path of the script, or the text."""
@@ -1018,7 +1020,7 @@ class ShellCall:
 
 
 def split_shell_call(words: Sequence[str]) -> ShellCall | None:
-    """Return what a shell runs, or None if it reads its standard input.
+    """Return the text or script that a call of a shell executes, or None if the shell reads its standard input.
 
     Args:
         words: words after the name of the shell.

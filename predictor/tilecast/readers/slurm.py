@@ -19,7 +19,7 @@ _LINE = re.compile(r"#SBATCH\s(.*)")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Nodes, tasks and GPUs that options of Slurm state. None is what they do not state."""
+    """Numbers of nodes, tasks and GPUs in options of Slurm. A number that the options do not contain is None."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
@@ -33,11 +33,11 @@ class Allocation:
 
     @property
     def has_no_gpu(self) -> bool:
-        """Whether the options state that there is no GPU."""
+        """Whether the options say that there are no GPUs."""
         return 0 in (self.gpus_per_node, self.gpus)
 
     def with_step_options(self, step: Allocation) -> Allocation:
-        """Return the allocation of a job step, whose own options take precedence over those of the job."""
+        """Return the counts of a job step. The options of the step take precedence over those of the job."""
         # Counts of all nodes are of the nodes of one of them.
         nodes = step.nodes or self.nodes
         per_node, tasks = step.gpus_per_node or self.gpus_per_node, step.tasks_per_node or self.tasks_per_node
@@ -49,7 +49,7 @@ class Allocation:
         return Allocation(nodes, per_node, tasks, step.gpus or self.gpus, step.tasks or self.tasks, self.where)
 
     def list_variables(self) -> dict[str, str]:
-        """Return the variables that Slurm sets to these counts."""
+        """Return the environment variables that Slurm sets from these counts, by name."""
         tasks = self.tasks
         if tasks is None and self.nodes and self.tasks_per_node:
             tasks = self.nodes * self.tasks_per_node
@@ -61,12 +61,12 @@ class Allocation:
 
 
 def read_header(text: str, where: str) -> Allocation:
-    """Return what the `#SBATCH` lines of a script state. Slurm reads those in front of the first command.
+    """Return the counts in the `#SBATCH` lines of a script. Slurm reads only the lines before the first command.
 
-    Of a heterogeneous job nothing is stated, since each of its parts has counts of its own.
+    For a heterogeneous job, all counts are None, because each of its parts has counts of its own.
 
     Raises:
-        SpecError: a count is none, or two of them contradict each other.
+        SpecError: a count is not a valid number, or two counts contradict each other.
     """
     words: list[str] = []
     for line in text.split("\n"):
@@ -80,10 +80,10 @@ def read_header(text: str, where: str) -> Allocation:
 
 
 def read_options(words: Sequence[str], where: str, *, is_command: bool = True) -> Allocation:
-    """Return what options state, in a command up to the first word that is no option.
+    """Return the counts in options of Slurm. In a command, the options end at the first word that is not one.
 
     Raises:
-        SpecError: a count is none, or two of them contradict each other.
+        SpecError: a count is not a valid number, or two counts contradict each other.
     """
     found: dict[str, int] = {}
     place = 0
@@ -123,7 +123,10 @@ _WITH_VALUE = {
 
 
 def _read_count(key: str, text: str, where: str, is_command: bool) -> int | None:
-    """Return what an option counts. None is another option, and a value that is open or a template's."""
+    """Return the number that an option of Slurm counts, or None if it counts nothing or the number is left open.
+
+    A number is left open by a range, and by a value with variables or placeholders of a template.
+    """
     if key not in (*_COUNTS, *_GPUS) or UNKNOWN in text or re.search(r"[<>{}$%]", text):
         return None
     if key in _COUNTS:
@@ -148,10 +151,10 @@ def _read_count(key: str, text: str, where: str, is_command: bool) -> int | None
 
 
 def _resolve_counts(found: Mapping[str, int], where: str) -> Allocation:
-    """Return the allocation that some counts state together.
+    """Return the allocation that follows from all counts together.
 
     Raises:
-        SpecError: they contradict each other.
+        SpecError: the counts contradict each other.
     """
     nodes, tasks, per_node = (found.get(key) for key in _COUNTS)
     if nodes and tasks and tasks % nodes == 0:

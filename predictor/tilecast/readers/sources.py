@@ -28,9 +28,9 @@ MAX_BYTES = 2**20
 
 
 class Folder:
-    """Files in the folder of the file that the user names.
+    """Access to the files in the folder of the file that the user names.
 
-    Nothing outside is read, except what the user's own command names.
+    Files outside the folder are read only if the user's own command names them.
     """
 
     def __init__(self, root: Path, written: Mapping[str, str] | None = None, named: Sequence[str] = ()) -> None:
@@ -39,10 +39,10 @@ class Folder:
         self.written = {_normalize_file_name(name): text for name, text in (written or {}).items()}
 
     def read(self, name: str) -> str:
-        """Return the text of a file in the folder, or of one that the script writes.
+        """Return the text of a file in the folder, or of a file that the script writes.
 
         Raises:
-            SpecError: there is no such file, it is outside the folder, too long, or not text.
+            SpecError: the file does not exist, is outside the folder, is too long, or is not text.
         """
         if _normalize_file_name(name) in self.written:
             return self.written[_normalize_file_name(name)]
@@ -83,10 +83,10 @@ def _normalize_file_name(name: str) -> str:
 
 
 def read_bounded(path: Path, name: str) -> str:
-    """Return the text of a file of at most `MAX_BYTES`.
+    """Return the text of a file that has at most `MAX_BYTES`.
 
     Raises:
-        SpecError: it cannot be read, is too long, or is not text.
+        SpecError: the file cannot be read, is too long, or is not text.
     """
     try:
         # A pipe would be waited for without end.
@@ -174,9 +174,9 @@ _SINGLE_DEVICE = re.compile(r"^# *tune run (?:[a-z_]+_single_device\b)", re.MULT
 
 
 def is_launch_file(name: str) -> bool:
-    """Return whether a name is that of a shell script, a TOML file, or a configuration with a launcher's keys.
+    """Return whether a name is that of a shell script, a TOML file, or a configuration with the keys of a launcher.
 
-    Also return True for a Python file with functions that build a configuration, and for `FILE.py:FUNCTION`.
+    The result is also True for a Python file with functions that build a configuration, and for `FILE.py:FUNCTION`.
     """
     if name.endswith((*SHELL, ".toml")):
         return True
@@ -197,7 +197,7 @@ _RETURNED = {"Trainer.Config": "torchtitan-0.3", "ConfigContainer": "megatron-br
 
 
 def _find_recipes(name: str) -> dict[str, str]:
-    """Return the table of options for each function of a Python file that builds a configuration, by function."""
+    """Return the names of the functions in a Python file that build a configuration, each with its table of options."""
     try:
         functions = find_functions(read_bounded(Path(name), name), name)
     except SpecError:
@@ -206,7 +206,7 @@ def _find_recipes(name: str) -> dict[str, str]:
 
 
 def _find_package(path: Path) -> Path | None:
-    """Return the outermost folder around a file that is a package of Python, or None if the file is in none."""
+    """Return the folder of the outermost Python package that contains a file, or None if the file is in no package."""
     found = None
     for folder in path.resolve().parents:
         if not (folder / "__init__.py").is_file():
@@ -223,21 +223,21 @@ def _read_python(
     name: str, function: str, folder: Files, gpus: int | None, has_model: bool, over: Sequence[Setting] = (),
     kind: str = "", beside: str = "", package: Path | None = None,
 ) -> LaunchReading:  # fmt: skip
-    """Return the launch that a function of a Python file builds. Other arguments are those of `_read_configurations`.
+    """Return the launch that a function of a Python file describes.
 
     Args:
         name: the file.
-        function: the function, or an empty string for the only one.
+        function: name of the function, or an empty string if the file has only one.
         folder: the files that may be read.
         gpus: number of GPUs, or None if it is unknown.
         has_model: whether the user names the model separately from the file.
         over: options of the command line.
         kind: the table of options, or an empty string to find it by the function's return type.
-        beside: path from the folder to the file's own folder, with a final slash. Files that it imports are there.
-        package: folder of the file's package, in which the files lie that it imports.
+        beside: path from `folder` to the folder of imported files, with a final slash.
+        package: folder of the file's package, from which the file may import. None if it is in no package.
 
     Raises:
-        SpecError: there is no such function, or what it builds cannot be read.
+        SpecError: there is no such function, or its result cannot be read.
     """
     text = folder.read(name)
     functions = find_functions(text, name)
@@ -277,7 +277,7 @@ def _read_python(
 
 
 def list_configurations(name: str) -> list[tuple[str, str]]:
-    """Return the launcher and the name of each training configuration in a file. Most files have one or none.
+    """Return the launcher and the name of each training configuration in a file. Most files have at most one.
 
     Raises:
         SpecError: the file cannot be read.
@@ -298,7 +298,7 @@ def list_configurations(name: str) -> list[tuple[str, str]]:
 
 
 def detect_option_table(values: Mapping[str, Any]) -> str:
-    """Return the table of options that the keys of a configuration belong to, or an empty string."""
+    """Return the name of the table of options to which the keys of a configuration belong, or "" if there is none."""
     names = set(map(str, values))
     for table, signs in _DETECTED:
         if any(one <= names for one in signs):
@@ -340,10 +340,10 @@ def _read_configurations(
     texts: Mapping[str, str], folder: Files, gpus: int | None, has_model: bool, words: Sequence[str] = (),
     table: str = "", line: LaunchLine | None = None,
 ) -> LaunchReading:  # fmt: skip
-    """Return the launch that several configurations describe together. Options of the command line take precedence.
+    """Return the launch that several configurations describe together. Options on the command line take precedence.
 
     Raises:
-        SpecError: none of them belongs to a known launcher.
+        SpecError: none of the configurations belongs to a known launcher.
     """
     kinds: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, text in texts.items():
@@ -379,9 +379,9 @@ _REFERENCE = re.compile(r"\$\{([.\w]+)\}")
 
 
 def _resolve_references(settings: Sequence[Setting]) -> list[Setting]:
-    """Return settings with references such as `${model.seq_length}` or `${.seq_length}` replaced once each.
+    """Return settings in which a value that is a reference, such as `${.seq_length}`, is replaced by its target's.
 
-    A setting is left out if its whole value is a reference that cannot be resolved.
+    A reference is followed once. If its target is missing or contains a reference itself, the setting is left out.
     """
     known = {setting.option: setting for setting in settings}
     found = []
@@ -406,7 +406,7 @@ def _read_facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
 
 
 def _read_launcher_facts(line: LaunchLine | None, folder: Files) -> list[Facts]:
-    """Return the facts from the options and the configuration of `accelerate launch`."""
+    """Return the facts in the options and the configuration file of `accelerate launch`, or [] for other launchers."""
     if line is None or line.launcher != "accelerate":
         return []
     settings = [Setting(f"--{key}", (value,) if value else ()) for key, value in line.options.items()]
@@ -431,7 +431,7 @@ def _parse_overrides(words: Sequence[str]) -> list[Setting]:
 
 
 def _list_megatron_arguments(values: Mapping[str, Any]) -> list[Setting]:
-    """Return the options in a mapping MODEL_ARGS. The value of a flag is true."""
+    """Return settings for the options in a mapping MODEL_ARGS. A flag in it has the value true."""
     stated = values["MODEL_ARGS"]
     if not isinstance(stated, Mapping):
         raise SpecError("MODEL_ARGS", "is no mapping", "give options with their values")
@@ -439,7 +439,7 @@ def _list_megatron_arguments(values: Mapping[str, Any]) -> list[Setting]:
 
 
 def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) -> LaunchReading:
-    """Return the launch in a shell script or a configuration. `read_words` describes the arguments.
+    """Return the launch in a shell script or a configuration. For the arguments see `read_words`.
 
     Raises:
         SpecError: the file cannot be read, or describes no job.
@@ -536,14 +536,14 @@ def _read_registry(
 
 
 def _find_reader(line: LaunchLine) -> str:
-    """Return the name of the option table for a launch line, including Megatron-LM's, or an empty string."""
+    """Return the name of the option table for a launch line, or "" if no table fits. Megatron-LM is included."""
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         return "megatron"
     return _find_table(line, {spell_option(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"})
 
 
 def _find_table(line: LaunchLine, options: set[str]) -> str:
-    """Return the name of the option table for a launch line, or an empty string."""
+    """Return the name of the option table for a launch line, or "" if no table fits. Megatron-LM is not included."""
     for name, table in _PROGRAMS:
         if name in line.program:
             return table

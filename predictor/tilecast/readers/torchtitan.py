@@ -16,7 +16,7 @@ from tilecast.spec import PartialPlan, SpecError
 def read_torchtitan(
     settings: Sequence[Setting], where: str, gpus: int | None, has_model: bool, table: str = "torchtitan"
 ) -> LaunchReading:
-    """Return the job and plan of a torchtitan configuration. `read_megatron` describes the arguments.
+    """Return the job and plan of a torchtitan configuration. For the arguments see `read_megatron`.
 
     Raises:
         SpecError: options contradict each other, or the model is not known.
@@ -96,7 +96,7 @@ def _read_training(
 
 
 def _read_layer_interval(facts: Facts, layers: int | None, pipeline: int) -> tuple[str, int | None]:
-    """Return the recomputation of every n-th layer, and the number of recomputed layers in a stage."""
+    """Return the recomputation if every n-th layer is recomputed, and the number of such layers in a stage."""
     text = str(facts.get("interval"))
     if not text.isdecimal() or not int(text):
         field = facts.field("activation_checkpoint.selective_ac_option")
@@ -120,7 +120,7 @@ def _find_preset(facts: Facts) -> str:
     """Return the preset for a model name and flavor.
 
     Raises:
-        SpecError: they are missing or unknown.
+        SpecError: the name or the flavor is missing or unknown.
     """
     flavors = facts.table.facts["flavors"]
     name = facts.require("model.name", "name the model before --")

@@ -26,7 +26,7 @@ JOB_KINDS: Mapping[str, JobKind] = {
 
 
 def is_job(document: Document) -> bool:
-    """Return whether a document is of a known kind of job and API version."""
+    """Return whether a document has a known kind of job and API version."""
     kind = JOB_KINDS.get(str(document.get("kind")))
     return kind is not None and document.get("apiVersion") == kind.api_version
 
@@ -47,6 +47,6 @@ def find_kind(document: Document) -> JobKind:
 
 
 def find_training_runtime(document: Document) -> tuple[str, str] | None:
-    """Return (kind, name) of the object that holds a job's pod templates. If the job holds them, return None."""
+    """Return (kind, name) of the object that contains a job's pod templates, or None if the job contains them."""
     kind = JOB_KINDS.get(str(document.get("kind")))
     return None if kind is None else kind.find_training_runtime(document)

@@ -15,7 +15,7 @@ MAX_DIGITS = 6
 
 
 class BatchJob(JobKind):
-    """Support for a batch Job: one pod template, with `parallelism` pods at once."""
+    """Support for a batch Job: one pod template, of which `parallelism` pods run at once."""
 
     kind = "Job"
     plural = "jobs"
@@ -31,9 +31,10 @@ class BatchJob(JobKind):
         yield read_pod_template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def find_pod_names(self, document: Document) -> str:
-        """Return the pattern of a Job's pod names. Pods of an Indexed Job also have an index, which is never cut.
+        """Return the pattern of the names of a Job's pods.
 
-        A long Job name is cut. The longer the index, the more of it is cut.
+        A pod name begins with the Job's name, which is cut if it is too long. Pods of an Indexed Job also have an
+        index, which is never cut: the longer the index, the more of the Job's name is cut.
         """
         name = str(value_at_path(document, ("metadata", "name")) or "")
         if value_at_path(document, ("spec", "completionMode")) != "Indexed":
@@ -50,7 +51,7 @@ class BatchJob(JobKind):
         return any(status.get(name) for name in ("startTime", "active", "succeeded", "failed"))
 
     def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
-        """Return the changes that give a Job `pods` pods. If its pods do not all run at once, return an empty list."""
+        """Return the changes that give a Job `pods` pods, or [] if its pods do not all run at once."""
         spec = document["spec"]
         if spec.get("completions", 1) != spec.get("parallelism", 1):
             return []

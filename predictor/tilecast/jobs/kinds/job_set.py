@@ -40,7 +40,7 @@ class JobSet(JobKind):
     def list_resize_changes(self, document: Document, pods: int) -> list[FieldChange]:
         """Return the changes that give the only group of GPU pods `pods` pods.
 
-        If there are no or several groups of GPU pods, return an empty list.
+        If there is not exactly one group of GPU pods, return an empty list.
         """
         groups = [index for index, item in enumerate(self.pods(document, None)) if item.gpus]
         if len(groups) != 1:
@@ -56,7 +56,7 @@ class JobSet(JobKind):
         return [FieldChange((*below, "parallelism"), pods), *more]
 
     def find_main_address(self, document: Document, job: Job) -> str:
-        """Return a shell expression: MASTER_ADDR if set, otherwise the first GPU pod's DNS name (spec.network)."""
+        """Return a shell expression: MASTER_ADDR if it is set, otherwise the DNS name of the first GPU pod."""
         subdomain = value_at_path(document, _SUBDOMAIN) or job.name
         return f"${{MASTER_ADDR:-{job.name}-{job.workers[0].name}-0-0.{subdomain}}}"
 

@@ -32,7 +32,7 @@ _SPEC: Shape = {
 
 
 class TrainJob(JobKind):
-    """Support for a TrainJob: `numNodes` pods of a template in its training runtime. `spec.trainer` is immutable."""
+    """Support for a TrainJob: `numNodes` pods with a template of its training runtime. `spec.trainer` is immutable."""
 
     kind = "TrainJob"
     plural = "trainjobs"
@@ -118,7 +118,7 @@ class TrainJob(JobKind):
         return [FieldChange(("spec", "podTemplateOverrides"), [*(spec.get("podTemplateOverrides") or ()), override])]
 
     def remove_placement(self, document: Document, job: Job) -> list[FieldChange]:
-        """Return the changes that remove the node labels of advice from the runtime patch or override that it wrote."""
+        """Return the changes that remove advised node labels from the runtime patch or override that advice wrote."""
         pods = remove_advised_selector(job).pods[0]
         if pods == job.pods[0]:
             return []
@@ -140,7 +140,7 @@ class TrainJob(JobKind):
 
 
 def _find_choices(document: Document, name: str) -> list[Path]:
-    """Return the paths of the pod specs, in patches and overrides of a TrainJob, whose node selectors advice wrote."""
+    """Return the paths of those pod specs in a TrainJob's patches and overrides whose node selectors advice wrote."""
     spec = document["spec"]
     below: Path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
     paths: list[Path] = [
@@ -155,9 +155,9 @@ def _find_choices(document: Document, name: str) -> list[Path]:
 
 
 def _find_trainer_job(runtime_spec: Document) -> Document:
-    """Return the replicated job that trains: the one labelled `trainer` in a runtime, or else named `node`.
+    """Return the replicated job of a runtime that trains: the one labelled `trainer`, or else the one named `node`.
 
-    If there is none, return an empty mapping.
+    If there is neither, return an empty mapping.
     """
     jobs = value_at_path(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
     for item in (*(item for item in jobs if value_at_path(item, _STEP) == "trainer"), *jobs):
@@ -168,7 +168,7 @@ def _find_trainer_job(runtime_spec: Document) -> Document:
 
 
 def _find_priority_class(runtime_spec: Document) -> str:
-    """Return the first priority class that a replicated job of a runtime names. If none is named, return ""."""
+    """Return the first priority class that a replicated job of a runtime names, or "" if none names one."""
     for item in value_at_path(runtime_spec, ("template", "spec", "replicatedJobs")) or ():
         if name := value_at_path(item, ("template", "spec", "template", "spec", "priorityClassName")):
             return str(name)
