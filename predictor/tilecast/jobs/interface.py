@@ -234,7 +234,7 @@ class JobKind(ABC):
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Return the API server's URL path of a job. Without a name, return the path of all jobs in the namespace."""
+        """Return the URL path of a job on the API server, or of all jobs in the namespace if no name is given."""
         return f"/apis/{self.api_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Models as graphs of operators.
 
-`build` turns a workload and its distinct shards into the operators of one rank; `find_preset` finds a published model
-by name; `build_model` takes dimensions as the user wrote them.
+`build` turns a workload and its distinct shards into the operators of one rank. `find_preset` finds a published model
+by name. `build_model` builds a model from dimensions that a user wrote.
 
 To add a family: write a dataclass of its dimensions and `build(workload, shards) -> Graph` in a file here, and add a
 row to `families.FAMILIES`. To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face:
@@ -63,9 +63,9 @@ def recomputed_layer_fraction(workload: Workload, sharded: ShardedGraph, plans: 
 
 
 def list_layer_saved_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) -> list[Floats]:
-    """Return the bytes that one layer of each block keeps until the backward pass of a micro-batch, one (n,) per block.
+    """Return the bytes that one layer saves for the backward pass of a micro-batch: one array (n,) for each block.
 
-    If the job recomputes only some layers, the value is the mean over recomputed and other layers.
+    If the job recomputes only some layers, the bytes are the mean over recomputed layers and all other layers.
     """
     kept = [one for _, one in yield_kept_bytes_by_block(sharded, plans.checkpointing)]
     if workload.recompute_layers is None:
@@ -76,9 +76,9 @@ def list_layer_saved_bytes(workload: Workload, sharded: ShardedGraph, plans: Pla
 
 
 def yield_kept_bytes_by_block(sharded: ShardedGraph, codes: Ints) -> Iterator[tuple[Block, Floats]]:
-    """Yield each block of layers with the bytes that one of its layers keeps per micro-batch, (n,).
+    """Yield each block of layers with the bytes that one of its layers saves for the backward pass, (n,).
 
-    `codes` has the recomputation code of each of n plans.
+    The bytes are those of one micro-batch. `codes` has the recomputation code of each of n plans.
     """
     used = np.flatnonzero(np.bincount(codes))
     place = np.searchsorted(used, codes)
@@ -176,9 +176,9 @@ def _find_family_builder(model: Model) -> Builder:
 
 @dataclass(frozen=True, slots=True)
 class ShardedGraph:
-    """A graph built for distinct shards, and the shard of each of n plans.
+    """A graph built for S distinct shards, with the index of the shard that each of n plans has.
 
-    `index[i]` is the shard of plan i, shape (n,).
+    `index[i]` is the shard of plan i, (n,).
     """
 
     graph: Graph
@@ -187,35 +187,34 @@ class ShardedGraph:
     """Data-parallel ranks over which ZeRO shards weights and states (`Workload.shard_degree`)."""
 
     def take(self, rows: Rows | slice) -> ShardedGraph:
-        """Return this graph for the selected plans only, in the order of `rows`."""
+        """Return the graph for selected plans only, in the order of `rows`."""
         index = self.index[rows]
         return self if len(index) == len(self.index) == 1 else ShardedGraph(self.graph, index, self.shard_degree)
 
     def expand_to_plans(self, column: Floats) -> Floats:
-        """Expand an array with one value per shard, (S,) or (1,), to one value per plan, (n,)."""
+        """Return an array with one value per plan, (n,), from one with one value per shard, (S,) or (1,)."""
         return np.full(len(self.index), column[0]) if len(column) == 1 else column[self.index]
 
     def sum(self, blocks: Sequence[Block], column: str) -> Floats:
-        """Return the sum of a column of `Block` over all repetitions of the blocks, for each plan, (n,)."""
+        """Return the sum of a column of `Block` over blocks and their repetitions, for each plan, (n,)."""
         return self.expand_to_plans(_sum_column(blocks, column))
 
     def largest_layer_fraction(
         self, plans: Plans, quantity: Literal["cost", "parameters", "activations"] = "cost"
     ) -> Floats:
-        """Return the largest fraction of a traced model's layers in one pipeline stage, (n,).
+        """Return the largest fraction of the layers of a traced model that any pipeline stage has, (n,).
 
-        `quantity` names what the fraction is of: cost, parameters or activations. Stages are always cut to balance
-        cost.
+        The fraction is measured in `quantity`: cost, parameters or activations. Stages are always cut to balance cost.
         """
         shares: Floats = np.ones(1) if self.graph.stages is None else getattr(self.graph.stages, quantity)
         return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
 
     def sum_fullest_stage(self, column: str, plans: Plans) -> Floats:
-        """Return the sum of a parameter column over the pipeline stage that has most parameters, (n,)."""
+        """Return the sum of a column over the blocks of the pipeline stage with the most parameters, (n,)."""
         return self._sum_fullest_stage(plans, column)[0]
 
     def _sum_fullest_stage(self, plans: Plans, *columns: str) -> tuple[Floats, ...]:
-        """Return the sum of each parameter column over the pipeline stage that has most parameters, (n,).
+        """Return the sum of each column over the blocks of the pipeline stage with the most parameters, (n,) each.
 
         The last item is the number of parameters in that stage's layers, (n,).
         """
@@ -228,10 +227,10 @@ class ShardedGraph:
         return (*(stages.sum(self.graph, column) for column in columns), stages.layers)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
-        """Return the parameters on the fullest rank, without and with ZeRO, two arrays (n,).
+        """Return the number of parameters on the fullest rank before and after ZeRO shards them, two arrays (n,).
 
-        The first counts the parameters of the whole stage. The second counts the rank's share after ZeRO has sharded
-        them over the data-parallel ranks (arXiv 1910.02054).
+        The first array counts all parameters of the rank's pipeline stage. The second counts the share that remains on
+        the rank after ZeRO has sharded them over the data-parallel ranks (arXiv 1910.02054).
         """
         everything, experts, _ = self._sum_fullest_stage(plans, "parameters", "expert_parameters")
         experts = np.minimum(experts, everything)
@@ -241,7 +240,7 @@ class ShardedGraph:
         return everything, own
 
     def trainable_fraction(self, plans: Plans) -> Floats:
-        """Return the fraction of the fullest stage's parameters that have gradients, (n,). It is 1 without LoRA."""
+        """Return the fraction of the fullest stage's parameters that are trained, (n,). Without LoRA, it is 1."""
         everything, frozen, _ = self._sum_fullest_stage(plans, "parameters", "frozen_parameters")
         return np.asarray(1.0 - frozen / np.maximum(everything, 1.0))
 
@@ -251,7 +250,7 @@ class ShardedGraph:
         return np.asarray(np.minimum(layers / np.maximum(everything, 1.0), 1.0))
 
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
-        """Return the mean bytes of a frozen weight in the fullest stage, (n,).
+        """Return the mean number of bytes of a frozen weight in the fullest stage, (n,).
 
         Weights of layers may be quantized. All others have the type of activations.
         """
@@ -263,18 +262,18 @@ class ShardedGraph:
         return np.asarray(share * quantized + (1.0 - share) * whole)
 
     def gathered_bytes(self, workload: Workload, plans: Plans) -> Floats:
-        """Return the mean bytes of a weight of the fullest stage when ranks all-gather it, (n,)."""
+        """Return the mean number of bytes per weight when ranks all-gather the weights of the fullest stage, (n,)."""
         trainable = self.trainable_fraction(plans)
         return trainable * workload.weight_bytes + (1.0 - trainable) * self.frozen_bytes(workload, plans)
 
 
 def _sum_column(blocks: Sequence[Block], column: str) -> Floats:
-    """Return the sum of a column of `Block` over all repetitions of the blocks, for each shard, (S,) or (1,)."""
+    """Return the sum of a column of `Block` over blocks and their repetitions, for each shard, (S,) or (1,)."""
     return sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1))
 
 
 def keep_layers_in_16_bits(workload: Workload, graph: Graph) -> Graph:
-    """Return the graph with those layers in BF16 that the framework does not quantize to NVFP4.
+    """Return the graph with a part of its products in BF16, for layers that the framework does not quantize to NVFP4.
 
     The layers of the graph are equal, so each layer runs the same fraction of its products in BF16, without a cast. The
     graph of a job in another precision is returned unchanged.
@@ -321,9 +320,9 @@ def build_sharded_graph(workload: Workload, plans: Plans) -> ShardedGraph:
 
 
 def with_fixed_batch(workload: Workload) -> Workload:
-    """Return the workload with fixed values for its global batch and number of steps.
+    """Return the workload with its global batch and number of steps replaced by constants.
 
-    Workloads that differ only in these have equal graphs and kernels, and so share cached results.
+    Workloads that differ only in these two have equal graphs and kernels, and so can share cached results.
     """
     return replace(workload, global_batch=1, steps=None)
 
@@ -361,7 +360,7 @@ def has_distributed_tables(model: Model) -> bool:
 
 
 def has_row_shardable_weights(model: Model) -> bool:
-    """Return whether the model has embedding tables or a classifier that can be sharded by rows.
+    """Return whether the model has embedding tables or a classifier whose rows can be sharded over ranks.
 
     Such weights can be distributed over any number of ranks.
     """
@@ -460,7 +459,7 @@ def list_presets_by_prefix(prefix: str) -> list[str]:
 
 
 def _format_choice(names: Sequence[str]) -> str:
-    """Return names as a phrase: `a`, `a or b`, `a, b or c`. A long list is cut to its first `_LISTED` names."""
+    """Return names as a phrase: `a`, `a or b`, `a, b or c`. Only the first `_LISTED` names of a long list are shown."""
     if len(names) > _LISTED:
         return f"one of {', '.join(names[:_LISTED])} (`tilecast show models` lists {len(names) - _LISTED} more)"
     *others, last = names
@@ -469,10 +468,10 @@ def _format_choice(names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _find_nearest(key: str) -> str | None:
-    """Return the preset key that a mistyped key probably means, or None if no preset is similar.
+    """Return the key of the preset that a mistyped key probably means, or None if no preset is similar.
 
-    This is the longest preset key with which the typed key begins. Without one, it is the key with the closest
-    spelling.
+    The result is the longest preset key with which the typed key begins. If there is none, it is the key with the most
+    similar spelling.
     """
     table = _map_keys_to_names()
     within = [known for known in table if len(known) >= _TELLING and key.startswith(known)]
@@ -502,10 +501,10 @@ _CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECAS
 
 
 def _keep_first_layers(model: Model, layers: int) -> Model:
-    """Return the model with only its first `layers` layers.
+    """Return the model reduced to its first `layers` layers.
 
     Raises:
-        SpecError: the model has fewer layers, or none.
+        SpecError: the model has fewer layers, or no layers at all.
     """
     if layers > model.layers:
         problem = f"{model.name} has {model.layers or 'no'} layers, not {layers}"
@@ -537,7 +536,7 @@ def _read_preset_tables() -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _map_keys_to_names() -> Mapping[str, str]:
-    """Return the preset names by key. A preset has one key for its name and one for each alias."""
+    """Return the name of each preset by key. A preset has one key for its name and one for each alias."""
     names: dict[str, str] = {}
     for name, table in _read_preset_tables().items():
         keys = dict.fromkeys((_make_lookup_key(spelling) for spelling in (name, *table.get("aliases", ()))), name)
@@ -567,7 +566,7 @@ The usual ResNet is "v1.5" or "v1b". The number of CIFAR's classes is negligible
 
 
 def _make_lookup_keys(name: str) -> tuple[str, str]:
-    """Return two keys of a name. The first includes the text in brackets and the second omits it."""
+    """Return two keys of a name: one with the text in brackets, and one without that text."""
     return _make_lookup_key(name), _make_lookup_key(re.sub(r"\(.*?\)", "", name))
 
 

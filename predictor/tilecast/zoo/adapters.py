@@ -22,9 +22,9 @@ def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Flo
     """Return the kernels that quantized weights need before the matrix products that read them.
 
     A weight in NF4 is dequantized to 16 bits before the forward product, and again before the product for the input
-    gradient (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). So are the
-    routed experts on a rank: each of their two weight matrices takes `calls` kernels. For dense layers in INT8 see
-    `_emit_int8_kernels`.
+    gradient (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). The routed
+    experts of a rank are dequantized too, by `calls` kernels for each of their two weight matrices. For dense layers in
+    INT8 see `_emit_int8_kernels`.
     """
     numerics, width = Numerics.from_workload(workload), frameworks.frozen_weight_bits(workload) / 8
     linears = [item for part in parts for item in part.linears]
@@ -44,12 +44,12 @@ def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Flo
 
 
 def _emit_int8_kernels(numerics: Numerics, item: Linear) -> list[Op]:
-    """Return the element-wise kernels around the products of a dense layer whose weight is in INT8.
+    """Return the element-wise kernels before and after the products of a dense layer with INT8 weights.
 
     The forward pass casts the input to FP16, quantizes it row by row, and dequantizes the INT32 result of the product.
     The backward pass copies the weight in 16 bits and scales the copy in place (bitsandbytes, autograd/_functions.py
-    MatMul8bitLt). The products take the time of products in 16 bits here, as INT8 products and those of outliers were
-    not measured.
+    MatMul8bitLt). The products themselves are priced as products in 16 bits, because no measurements exist of INT8
+    products and of products of outliers.
     """
     vector, element = numerics.vector, numerics.element
     cast = element if vector == "bf16" else 0.0
@@ -67,7 +67,7 @@ def _emit_int8_kernels(numerics: Numerics, item: Linear) -> list[Op]:
 
 
 def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats:
-    """Return the number of elements in the largest weight that is dequantized at once, (S,).
+    """Return the number of elements in the largest weight that is dequantized at one time, (S,).
 
     MatMul4Bit dequantizes the weight of its product in each direction and frees the result. So does LinearNF4, and
     MatMul8bitLt in the backward pass. Experts are dequantized in `calls` kernels for each of their two weight matrices.
@@ -80,19 +80,19 @@ def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats
 def list_adapted(workload: Workload, linears: Sequence[Linear]) -> Sequence[Linear]:
     """Return the dense layers that get a LoRA adapter.
 
-    If `lora_targets` is `attention` and some layers are named as projections of attention, only those do. Otherwise
-    all do.
+    If `lora_targets` is `attention` and some layers are named as projections of attention, only these layers get one.
+    Otherwise all layers do.
     """
     projections = [item for item in linears if item.name.startswith(_ATTENTION)]
     return projections if projections and workload.lora_targets == "attention" else linears
 
 
 def count_dropout_bytes(workload: Workload, linears: Sequence[Linear]) -> Floats:
-    """Return the bytes that dropout before the adapters keeps, in addition to inputs kept without dropout, (S,).
+    """Return the bytes that dropout before the adapters adds to those saved for the backward pass, (S,).
 
-    Each adapter reads its own copy of the input, and the backward pass a mask of one byte. The input itself is then not
-    kept. The output projection's input is the exception, because the attention kernel keeps it as its result. Queries,
-    keys and values share one adapter (LitGPT, litgpt/lora.py: LoRALinear, LoRAQKVLinear).
+    With dropout, each adapter saves its own copy of its input and a mask of one byte per element. The input of the
+    layer itself is then not saved. The exception is the output projection, whose input the attention kernel saves as
+    its own result. Queries, keys and values share one adapter (LitGPT, litgpt/lora.py: LoRALinear, LoRAQKVLinear).
     """
     element, total = Numerics.from_workload(workload).element, np.zeros(1)
     for item in list_adapted(workload, linears):

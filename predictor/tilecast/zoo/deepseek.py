@@ -2,8 +2,8 @@
 
 Sources: DeepSeek-V2, arXiv 2405.04434 (section 2.1 and appendix C); DeepSeek-V3, arXiv 2412.19437 (section 4.2).
 
-The projections of keys and queries run separately, as the papers write them. Merging the keys' up-projection into the
-queries' helps only in decoding.
+The projections of keys and queries run separately, as the papers write them. To merge the up-projection of the keys
+into that of the queries would help only in decoding.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _build_latent_attention(
 ) -> Sublayer:
     """Return the latent attention sublayer of one rank.
 
-    Every tensor-parallel rank runs all down-projections and their norms, and the one rotated key that all heads share.
+    Every tensor-parallel rank computes all down-projections, their norms, and the one rotated key that all heads share.
     The up-projections and the heads are split over these ranks.
     """
     model, dims, numerics = workload.model, workload.model.get_dimensions(Deepseek), Numerics.from_workload(workload)
@@ -138,7 +138,7 @@ def _build_latent_attention(
 
 
 def _build_indexer(name: str, workload: Workload, rank: RankSizes) -> tuple[list[Op], float, Floats]:
-    """Return the indexer of sparse attention: its operators, its number of parameters, and its kept bytes, (S,).
+    """Return the indexer of sparse attention: its operators, its number of parameters, and the bytes it saves, (S,).
 
     Every tensor-parallel rank runs all heads of the indexer. Each head scores a query against every earlier key. A
     weighted sum of the scores chooses the keys (DeepSeek-V3.2-Exp, inference/model.py: Indexer). In training the scores

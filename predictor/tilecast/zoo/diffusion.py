@@ -1,10 +1,10 @@
 """Diffusion transformers with one stream of latent patches, as diffusers builds them.
 
-DiT (Peebles and Xie, arXiv 2212.09748), PixArt (Chen et al., arXiv 2310.00426), CogVideoX (Yang et al., arXiv
-2408.06072) and Wan (arXiv 2503.20314); in diffusers models/transformers/ and models/attention.py.
+Sources: DiT (Peebles and Xie, arXiv 2212.09748), PixArt (Chen et al., arXiv 2310.00426), CogVideoX (Yang et al., arXiv
+2408.06072) and Wan (arXiv 2503.20314); diffusers, models/transformers/ and models/attention.py.
 
-Before training, frozen networks encode images and videos to latents, and texts to encoder states. They are not part of
-the step.
+Before training, frozen networks encode images and videos to latents, and texts to encoder states. These networks are
+not part of the step.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 def _add_embeddings(net: NetworkBuilder, dims: DiffusionTransformer) -> None:
     """Add the embeddings of image patches, of the diffusion time, and of the states of a text or a frame.
 
-    States that blocks attend to are kept once for all blocks.
+    The states to which blocks attend are saved once for the backward passes of all blocks.
     """
     width, image, text = dims.width, dims.image_tokens, dims.text_tokens
     vector = dims.vector
@@ -174,8 +174,8 @@ def _add_cross_attention(
 ) -> None:
     """Add cross-attention of `tokens` tokens to each kind of states, and sum the results.
 
-    `counts` holds the number of states of each kind. Each kind has separate keys and values. The states are not kept
-    here.
+    `counts` holds the number of states of each kind. Each kind has its own keys and values. The bytes of the states are
+    not counted here.
     """
     width, heads = dims.width, dims.attention_heads
     if dims.read_norm:

@@ -4,7 +4,7 @@ The layers of ALBERT share one set of weights (Lan et al., arXiv 1909.11942, sec
 small generator, which fills in masked tokens, and a discriminator, which detects replaced ones (Clark et al., arXiv
 2003.10555, section 2; sizes in appendix A). DeBERTa (He et al., arXiv 2006.03654, section 3.1: content to position and
 position to content) and XLNet (Yang et al., arXiv 1906.08237, section 2.3; Dai et al., arXiv 1901.02860, section 3.3)
-compute scores of relative positions as separate products, unfused.
+compute scores of relative positions by separate products, without fusion.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The first layers of FLUX.1 keep image and text in separate streams and attend ov
 stream, with attention and MLP in parallel (Esser et al., arXiv 2403.03206, section 4; sizes of black-forest-labs/flux,
 src/flux/util.py).
 
-Before training, frozen networks encode images to latents and texts to encoder states. They are not part of the step.
+Before training, frozen networks encode images to latents and texts to encoder states. These networks are not part of
+the step.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ def _add_single_layer(net: NetworkBuilder, dims: Flux, tokens: float) -> None:
 def _add_projections(net: NetworkBuilder, dims: Flux, tokens: float, scales: int, outputs: int) -> None:
     """Add a modulated norm and the dense layer that computes queries, keys and values.
 
-    `scales` is the number of modulating vectors that a dense layer computes. `outputs` is the width of the main dense
-    layer. Both are in units of the model's width. FLUX also norms and rotates queries and keys. SD3 does neither, and
+    `scales` is the number of modulating vectors that a dense layer computes. `outputs` is the output width of the main
+    dense layer, as a multiple of the model's width. FLUX also norms and rotates queries and keys. SD3 does neither, and
     SD3.5 only norms them (diffusers, models/transformers/transformer_sd3.py: `qk_norm`).
     """
     width, heads = dims.width, dims.attention_heads

@@ -5,8 +5,8 @@ Mamba, Jamba, Zamba, Falcon-H1, Bamba, Nemotron-H, Griffin, MiniMax, Qwen3-Next,
 `Hybrid.pattern` says for every layer what mixes its tokens and what follows: `mamba`, `mamba+mlp`, `attention+moe`,
 `+mlp`. A mixer is one of `mixers.MIXERS`, `attention`, `local` (attention in a window of `window` tokens), or
 `parallel` (attention and Mamba-2 on the same input: Falcon-H1, arXiv 2507.22448). `shared` is Zamba's (arXiv
-2405.16712): one layer of attention and MLP that reads the hidden state concatenated with the embedding. All its places
-in the model share `shared_blocks` copies of its weights. Each place has its own dense layer.
+2405.16712): one layer of attention and MLP that reads the hidden state concatenated with the embedding. All places of
+this layer in the model share `shared_blocks` copies of its weights. Each place has its own dense layer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _build_layer(kind: str, workload: Workload, rank: RankSizes, repeat: int) ->
 
 
 def _choose_mixer(mixer: str, places: int) -> AttentionBuilder | None:
-    """Return the function that builds a kind of token mixer, or None for ordinary attention."""
+    """Return the function that builds a token mixer of the given kind, or None for ordinary attention."""
 
     def build(name: str, workload: Workload, rank: RankSizes, *, key_rank: RankSizes, causal: bool) -> Sublayer:
         """Return the sublayer of the token mixer."""
@@ -84,8 +84,8 @@ def _choose_mixer(mixer: str, places: int) -> AttentionBuilder | None:
 def _build_shared_layer(workload: Workload, rank: RankSizes, places: int) -> Sublayer:
     """Return Zamba's shared layer and the Mamba layer after it, as one sublayer.
 
-    The shared layer occurs at `places` places of the model. Each place counts its fraction of the shared weights, and
-    has separate adapters.
+    The shared layer occurs at `places` places in the model. At each place, an equal fraction of the shared weights is
+    counted, and the adapters are separate.
     """
     model, dims = workload.model, workload.model.get_dimensions(Hybrid)
     t, h, f = rank.tensor, float(model.hidden), model.ffn_hidden / rank.tensor

@@ -1,7 +1,7 @@
 """Building blocks of all model families: functions that return the operators of one part of a layer.
 
-They return the operators of the forward and the backward pass. Shapes use the symbols of `tilecast.spec`. Every
-dimension may be a column over shards, (S,).
+The operators are those of the forward pass and, in training, of the backward pass. Shapes use the symbols of
+`tilecast.spec`. Every dimension may be a column over shards, (S,).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def gemm(
 def matrix_products(
     name: str, numerics: Numerics, batch: Dim, *shapes: tuple[str, Dim, Dim, Dim], selective: bool = True
 ) -> list[Op]:
-    """Return a forward operator and its gradients, each a batch of `batch` matrix products.
+    """Return the operators of a product in the forward pass and of its gradients, each with `batch` matrix products.
 
     A shape is (label, m, n, k), for a product of [m, k] and [k, n]. The first shape is the forward pass, and all others
     are gradients. If `selective`, selective recomputation repeats the forward pass.
@@ -106,7 +106,7 @@ def matrix_products(
 
 
 def rowwise(name: str, numerics: Numerics, kind: str, rows: Floats, cols: Dim, *, launches: float = 1.0) -> list[Op]:
-    """Return a kernel over rows of `cols` elements and, in training, its gradient as `launches` kernels."""
+    """Return a kernel over `rows` rows of `cols` elements and, in training, its gradient as `launches` kernels."""
     ops = [Op(name, KernelTable.from_dimensions(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
     if numerics.training:
         backward = KernelTable.from_dimensions(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
@@ -267,7 +267,7 @@ def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool 
 
 
 def pool(name: str, numerics: Numerics, before: Floats, ratio: Dim) -> list[Op]:
-    """Return a maximum or mean pooling over `before` elements. The output has `ratio` times as many."""
+    """Return a maximum or mean pooling over `before` elements, whose output has `ratio` times as many elements."""
     ops = elementwise(name, numerics, before, 1.0, ratio)
     if numerics.training:
         ops += elementwise(f"{name}.gradient", numerics, before, 2 * ratio, 1.0, phase="backward")
@@ -275,7 +275,7 @@ def pool(name: str, numerics: Numerics, before: Floats, ratio: Dim) -> list[Op]:
 
 
 def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool, readers: float = 1.0) -> list[Op]:
-    """Return a layer norm, or an RMS norm if `rms`, over rows of `cols` elements. `readers` products read its output.
+    """Return a layer norm, or an RMS norm if `rms`, over rows of `cols` elements, whose output `readers` products read.
 
     The backward pass has two kernels, one for the input gradient and one for the gradients of weight and bias. Eager
     autocast runs both passes in FP32. Each product then casts its input to 16 bits, and the gradient back.
@@ -542,17 +542,17 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
 
 
 def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, float]:
-    """Return the bytes per logit that a loss keeps for its backward pass, and the further bytes that this pass needs.
+    """Return the bytes per logit that a loss saves for its backward pass, and those that this pass needs in addition.
 
-    Eager frameworks keep a normalised FP32 copy of the logits. If the model has `returned` the logits to the training
-    loop, the loop keeps them as well. The backward pass adds two FP32 gradients, of the target entries and of the
+    Eager frameworks save a normalised FP32 copy of the logits. If the model returns the logits to the training loop
+    (`returned`), they also stay in memory. The backward pass adds two FP32 gradients, of the target entries and of the
     logits.
 
     If weights are stored only in 16 bits, only some frameworks copy the logits to FP32 (`loss_element`).
 
-    Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts the gradient
-    (tensor_parallel/cross_entropy.py). An `upcast` loss keeps FP32 logits and a shifted copy, and turns the copy into
-    the gradient in place. A `fused` loss keeps the logits and writes the gradient in their type. If the loss processes
+    Megatron's `parallel` loss saves the softmax in FP32, turns it into the gradient in place, and converts the gradient
+    (tensor_parallel/cross_entropy.py). An `upcast` loss saves FP32 logits and a shifted copy, and turns the copy into
+    the gradient in place. A `fused` loss saves the logits and writes the gradient in their type. If the loss processes
     the logits in chunks, only one chunk's gradients exist at a time.
 
     The training loop may get a copy of the logits in FP32 as well (`returned_copy`).
@@ -575,24 +575,21 @@ def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[
 
 
 def drop_when_fused(name: PassName, ops: Iterable[Op]) -> list[Op]:
-    """Return the operators, marked so that the fusion pass `name` removes them."""
+    """Return the operators, each marked to be removed by the fusion pass `name`."""
     return [replace(op, unless=name) for op in ops]
 
 
 def replace_when_fused(name: PassName, eager: Iterable[Op], fused: Iterable[Op]) -> list[Op]:
-    """Return the `eager` operators and the `fused` operators, marked so that the fusion pass `name` swaps them."""
+    """Return the `eager` and `fused` operators, marked so that the fusion pass `name` replaces the eager ones."""
     return drop_when_fused(name, eager) + [replace(op, only=name) for op in fused]
 
 
 def set_launches(ops: Iterable[Op], launches: Sequence[float]) -> list[Op]:
-    """Return the operators with new total numbers of kernel launches in the forward and backward pass.
-
-    `launches` is (forward, backward).
-    """
+    """Return the operators with `launches` (forward, backward) as the total number of kernel launches of each pass."""
     share = {"forward": float(launches[0]), "backward": float(launches[1])}
     return [replace(op, launches=share[op.phase] / op.count) for op in ops]
 
 
 def _mark_selective(ops: Iterable[Op]) -> list[Op]:
-    """Return the operators with the forward ones marked as repeated by selective recomputation."""
+    """Return the operators, with each forward operator marked to be repeated by selective recomputation."""
     return [replace(op, selective=op.phase == "forward") for op in ops]

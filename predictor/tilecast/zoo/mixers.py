@@ -71,7 +71,7 @@ class Hybrid(Transformer):
 
 @dataclass(slots=True)
 class Mixer:
-    """A token mixer under construction: its operators, its parameters, and the bytes kept until the backward pass.
+    """A token mixer under construction: its operators, its parameters, and the bytes saved for the backward pass.
 
     Parameters and bytes are columns over shards, (S,).
     """
@@ -95,14 +95,14 @@ class Mixer:
         self.activation_bytes = (2 * self.numerics.element + self.numerics.norm_extra) * outer * model.hidden
 
     def add_linear(self, label: str, inputs: Floats | float, outputs: Floats | float) -> None:
-        """Add a dense layer over the tokens. Its input must be counted by `keep_tensor`."""
+        """Add a dense layer over the tokens. The bytes of its input are not counted: call `keep_tensor` for that."""
         name = f"{self.name}.{label}"
         self.ops += layers.linear(name, self.numerics, self.rank.tokens, inputs, outputs)
         self.parameters = self.parameters + inputs * outputs
         self.linears.append(Linear(name, self.rank.tokens, inputs, outputs))
 
     def keep_tensor(self, width: Floats | float) -> None:
-        """Count a tensor of `width` numbers per token as kept until the backward pass."""
+        """Count a tensor of `width` numbers per token as saved for the backward pass."""
         self.activation_bytes = self.activation_bytes + self.numerics.element * self.rank.tokens * width
 
     def add_pointwise(self, label: str, width: Floats | float, *, reads: float = 1.0, kernels: int = 1) -> None:

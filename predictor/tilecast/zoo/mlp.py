@@ -75,10 +75,10 @@ def build_mlp(workload: Workload, rank: RankSizes) -> Sublayer:
 
 
 def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
-    """Return the number of tensors of the MLP's width that are kept until the backward pass.
+    """Return how many tensors of the MLP's width are saved for the backward pass.
 
-    Without a gate these are the activation's input and output. With a gate they are the gate's two inputs, their
-    product and, unless the gate is one kernel, the activated input.
+    Without a gate, these are the input and the output of the activation. With a gate, they are the two inputs of the
+    gate, their product and, unless the gate is one kernel, the activated input.
     """
     if not model.gated_mlp:
         return 2
@@ -88,9 +88,9 @@ def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
 def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Sublayer:
     """Return the sublayer of a router, `top_k` experts per token, and the shared MLP for all tokens.
 
-    Experts are spread over tensor and data ranks as in Megatron. Each of `rank.expert_tensor` neighbouring ranks
-    gathers the tokens of all of them and computes a slice of each expert. The router is assumed to be balanced, so a
-    rank computes as much as for `top_k` experts of each of its own tokens.
+    Experts are spread over tensor and data ranks as in Megatron. Each rank in a group of `rank.expert_tensor`
+    neighbours gathers the tokens of the whole group, and computes a slice of each expert. The router is assumed to be
+    balanced, so a rank computes as much as for `top_k` experts of each of its own tokens.
     """
     model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     e, h, t, sharers = numerics.element, model.hidden, rank.tensor, rank.expert_tensor
@@ -178,7 +178,7 @@ def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Subla
 
 
 def _find_expert_numerics(workload: Workload, numerics: Numerics) -> Numerics:
-    """Return the numerics of the experts' products and of the tokens around them.
+    """Return the numerics of the experts' products, and of the operators on tokens before and after these products.
 
     If autocast does not cover the grouped product, it runs in FP32, the type of the stored weights.
     """
@@ -199,7 +199,7 @@ copies are made at the destination.
 
 
 def _build_permutation(name: str, numerics: Numerics, elements: Floats, dispatch: ExpertDispatch) -> list[Op]:
-    """Return the operators that sort copies of tokens by expert, or that restore the order afterwards."""
+    """Return the operators that sort copies of tokens by expert, or those that restore the order of the tokens."""
     passes = _PERMUTATION_PASSES[dispatch]
     return layers.pointwise(name, numerics, elements, kernels=passes, absorbed=False, backward=(1.0, 1.0))
 

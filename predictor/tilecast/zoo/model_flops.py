@@ -7,7 +7,7 @@ from tilecast.spec import Plan
 
 
 def count_model_flops(plan: Plan, graph: Graph, shard: int) -> float:
-    """Return the FLOPs of a step over all ranks of a plan. Recomputation is not counted.
+    """Return the FLOPs of a step, summed over all ranks of a plan. Recomputation is not counted.
 
     Args:
         plan: the plan.

@@ -1,4 +1,4 @@
-"""Modules of a layer that recomputation can select: which ones a model has, and the operators and collectives of each.
+"""Modules of a layer that recomputation can select: those of each model, with their operators and collectives.
 
 Operators are found by their names. Modules are those of `recomputation.MODULES`.
 """
@@ -59,7 +59,7 @@ def list_modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, l
 
 
 def is_repeated_in_full(workload: Workload, name: str) -> bool:
-    """Return whether full recomputation of the layer, or of the module, repeats the operator or collective `name`.
+    """Return whether the operator or collective `name` runs again if its layer or module is recomputed in full.
 
     Some frameworks stop before the last product of a layer, unless dropout or a norm follows that product.
     """
@@ -80,7 +80,7 @@ def list_modules_of_collective(name: str) -> frozenset[str]:
 
 
 def list_modules(model: Model) -> frozenset[str]:
-    """Return the modules that the layers of a model have. Empty if the model has no usual transformer layers."""
+    """Return the modules that the layers of a model have. Without usual transformer layers, there are none."""
     dims = model.dimensions
     if model.trace is not None or not isinstance(dims, Transformer) or model.family not in _FAMILIES:
         return frozenset()

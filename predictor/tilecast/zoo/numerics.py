@@ -1,4 +1,4 @@
-"""Data types of tensors and fusion of kernels, as determined by a workload and its framework."""
+"""Data types of tensors and fusion of kernels, which follow from a workload and its framework."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ class Numerics:
 
     @property
     def in_fp32(self) -> Numerics:
-        """These numerics with FP32 tensors."""
+        """The same numerics, but with tensors in FP32."""
         return replace(self, vector="fp32", element=4.0)
 
     @property
     def unquantized(self) -> Numerics:
-        """These numerics with products in 16 bits, as the router and the head have in an FP8, MXFP8 or NVFP4 job.
+        """The same numerics, but with products in 16 bits, as for router and head of an FP8, MXFP8 or NVFP4 job.
 
         Sources: Megatron-Core, transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's
         filter skips `output`.
@@ -176,7 +176,7 @@ class Numerics:
 
 
 def _choose_loss(workload: Workload, usual: Loss) -> Loss:
-    """Return the workload's compiled or hand-written loss, or else the `usual` loss."""
+    """Return the kind of loss of a workload: compiled or hand-written if the job has such a loss, else `usual`."""
     if "loss" in fuse.passes(workload):
         return "fused"
     if frameworks.has_fused_kernels(workload) and usual == "eager":
@@ -191,24 +191,25 @@ def _choose_loss(workload: Workload, usual: Loss) -> Loss:
 def _upcasts_logits(workload: Workload, framework: Framework) -> bool:
     """Return whether the loss reads an FP32 copy of the logits.
 
-    Adapters of quantized weights are trained in mixed precision, whose autocast runs any loss in FP32 (PEFT,
-    tuners/tuners_utils.py: autocast_adapter_dtype).
+    Adapters of quantized weights are trained under autocast, which runs any loss in FP32 (PEFT, tuners/tuners_utils.py:
+    autocast_adapter_dtype).
     """
     chosen = framework.upcasts_logits
     return chosen == "all" or (chosen == "llama" and (workload.model.rms_norm or workload.frozen_bits < 16))
 
 
 def _count_returned_bytes(workload: Workload, framework: Framework) -> float:
-    """Return the bytes per logit of the FP32 copy that the training loop gets of logits in 16 bits.
+    """Return the bytes per logit of the FP32 copy of 16-bit logits that a model returns to the training loop.
 
-    They are measured for adapters beside quantized weights, in a model whose loss leaves the logits as they are.
+    The copy was measured for adapters on quantized weights, in a model whose loss does not convert the logits. In all
+    other cases, there are no such bytes.
     """
     leaves = framework.upcasts_logits == "llama" and not workload.model.rms_norm
     return 4.0 if framework.converts_outputs and leaves and workload.frozen_bits < 16 and workload.is_mixed else 0.0
 
 
 def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
-    """Return the further bytes per score that an unfused FP32 softmax keeps.
+    """Return the bytes per score that an unfused softmax in FP32 saves in addition to what one in 16 bits saves.
 
     Autocast runs the softmax in FP32, and so do models written like LlamaAttention (Hugging Face,
     eager_attention_forward).
@@ -221,14 +222,14 @@ def _count_extra_score_bytes(workload: Workload, framework: Framework, autocasts
 
 
 def _count_score_input_bytes(workload: Workload, framework: Framework, *, wide: bool) -> float:
-    """Return the bytes per score of the input that the softmax of old versions of PyTorch keeps besides its output."""
+    """Return the bytes per score of a softmax's input, which old versions of PyTorch save besides its output."""
     if not (framework.keeps_softmax_input and workload.training) or "elementwise" in fuse.passes(workload):
         return 0.0
     return 4.0 if wide or not workload.is_mixed else 2.0
 
 
 def _list_composed(workload: Workload, framework: Framework) -> frozenset[Composed]:
-    """Return the operators that run as chains of element-wise kernels: those of the framework and of the model."""
+    """Return the operators that run as chains of element-wise kernels in the framework or in the model's code."""
     dims = workload.model.dimensions
     own: frozenset[Composed] = _HAND_WRITTEN if isinstance(dims, Transformer) and dims.hand_written else frozenset()
     return framework.composed | own
@@ -244,12 +245,12 @@ def _runs_norms_unfused(workload: Workload, framework: Framework) -> bool:
 
 
 def _count_extra_norm_bytes(workload: Workload, framework: Framework, autocasts: bool) -> float:
-    """Return the bytes per element that a norm keeps besides its input and its output.
+    """Return the bytes per element that a norm saves for the backward pass besides its input and its output.
 
-    Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written with
-    PyTorch's operators keeps an FP32 copy and the normalised input instead of its input: four bytes more. Under
+    Under autocast, the residual stream, and so the input of a norm, is in FP32: two bytes more. An RMS norm written
+    with PyTorch's operators saves an FP32 copy and the normalised input in place of its input: four bytes more. Under
     autocast the normalised input is in FP32 too. Only the gradient of the norm's weight needs the normalised input, so
-    a frozen norm keeps only the FP32 copy.
+    a frozen norm saves only the FP32 copy.
     """
     if not workload.training or "norm" in fuse.passes(workload):
         return 0.0
@@ -260,10 +261,10 @@ def _count_extra_norm_bytes(workload: Workload, framework: Framework, autocasts:
 
 
 def _count_extra_gelu_bytes(workload: Workload, framework: Framework, element: float, autocasts: bool) -> float:
-    """Return the bytes per element that a GELU in its tanh form keeps besides its input and its output.
+    """Return the bytes per element that a GELU in its tanh form saves besides its input and its output.
 
-    Written with PyTorch's operators, it keeps half its input, the tanh, and the tanh plus one. Autocast runs powers in
-    FP32. It then keeps an FP32 copy instead of the input, and the tanh and the sum in FP32.
+    If the GELU is written with PyTorch's operators, it saves half its input, the tanh, and the tanh plus one. Autocast
+    runs powers in FP32. The GELU then saves an FP32 copy instead of the input, and the tanh and the sum in FP32.
     """
     composed = "tanh-gelu" in _list_composed(workload, framework)
     if not (workload.training and composed) or "elementwise" in fuse.passes(workload):

@@ -75,13 +75,13 @@ class Linear:
 
 
 def zeros() -> Floats:
-    """Return a column that is zero for every shard, (1,)."""
+    """Return a column of one zero, (1,), which stands for zero on every shard."""
     return np.zeros(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Sublayer:
-    """An attention or MLP sublayer of a layer: operators, collectives, parameters and kept activations.
+    """An attention or MLP sublayer of a layer: operators, collectives, parameters and saved activations.
 
     Parameters and activations are columns over shards, (S,).
     """
@@ -103,7 +103,7 @@ class Sublayer:
 
     @classmethod
     def from_kept_bytes(cls, activation_bytes: Floats) -> Sublayer:
-        """Return a sublayer without operators that keeps `activation_bytes`, (S,)."""
+        """Return a sublayer without operators that saves `activation_bytes`, (S,), for the backward pass."""
         return cls([], [], zeros(), activation_bytes)
 
     @classmethod
@@ -113,7 +113,7 @@ class Sublayer:
 
 
 def list_key_value_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, CollectiveCall]:
-    """Return the collectives that gather `keys` bytes of keys and values from all context-parallel ranks.
+    """Return the collectives by which context-parallel ranks gather each other's keys and values, `keys` bytes in all.
 
     The forward pass gathers keys and values. The backward pass gathers them again, and exchanges their gradients.
     """
@@ -126,8 +126,8 @@ def list_key_value_collectives(name: str, keys: Floats) -> tuple[CollectiveCall,
 def build_residual_sum(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
     """Return the residual sum after a sublayer, with dropout before it if `dropout` is not zero.
 
-    In the backward pass, dropout is one pass, and the gradients of the two branches are summed. Eager autocast keeps
-    the residual stream in FP32. It adds a 16-bit branch to it, and casts the gradient for the branch.
+    In the backward pass, dropout is one pass, and the gradients of the two branches are summed. Under eager autocast,
+    the residual stream is in FP32. A 16-bit branch is added to it, and the gradient is cast for the branch.
     """
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
     if numerics.autocast:
@@ -150,14 +150,14 @@ def build_uniform_block(
     frozen: bool = False,
     **columns: Any,
 ) -> Block:
-    """Return a block that runs once and keeps the same activations in every recomputation mode.
+    """Return a block that runs once and saves the same activations in every recomputation mode.
 
     Args:
         name: name of the block.
         shards: number of shards.
         ops: operators.
         parameters: weights, (S,) or one number.
-        activation_bytes: bytes kept for the backward pass, (S,) or (1,).
+        activation_bytes: bytes saved for the backward pass, (S,) or (1,).
         frozen: whether the weights have no gradient.
         columns: further columns of the block.
     """
@@ -175,9 +175,10 @@ def build_one_block_graph(block: Block, host_bytes_per_sample: float) -> Graph:
 def list_tensor_parallel_collectives(name: str, workload: Workload, rank: RankSizes) -> list[CollectiveCall]:
     """Return the collectives of Megatron's tensor parallelism around half a layer.
 
-    These are one all-reduce forward and one backward. With sequence parallelism they are an all-gather and a
-    reduce-scatter each way, and a second all-gather backward for the gradient of the weight. FP8 products gather their
-    inputs in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py: grad_output_preprocess).
+    These are an all-reduce in the forward pass and one in the backward pass. With sequence parallelism, each pass has
+    an all-gather and a reduce-scatter instead, and the backward pass has a second all-gather for the gradient of the
+    weight. FP8 products gather their inputs in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py:
+    grad_output_preprocess).
     """
     numerics = Numerics.from_workload(workload)
     size = numerics.element * rank.tokens * workload.model.hidden

@@ -20,7 +20,7 @@ _DIVISORS = ("patch", "patch_stride", "ratio", "moe_every", "global_every", "shr
 
 
 def _list_types(kind: type[Model | Dimensions], *excluded: str) -> dict[str, str]:
-    """Return the types of a dataclass's fields as written in the source, by field name.
+    """Return the type of each field of a dataclass as its text in the source code, by field name.
 
     Fields named in `excluded` are left out.
     """
@@ -32,12 +32,12 @@ _GENERAL = _list_types(Model, "dimensions", "projector")
 
 @cache
 def _list_family_types(family: str) -> Mapping[str, str]:
-    """Return the types of the dimensions that only this family has, by name. A type is its text in the source code."""
+    """Return the types of the dimensions that only this family has, by name, as their text in the source code."""
     return _list_types(FAMILIES[family].dimensions, "stated")
 
 
 def find_dimension_type(family: str, name: str) -> str:
-    """Return the type of a dimension as written in the source. If the family lacks it, return an empty string."""
+    """Return the type of a dimension as its text in the source code, or an empty string if the family lacks it."""
     return _list_family_types(family).get(name) or _GENERAL.get(name, "")
 
 
@@ -51,13 +51,13 @@ def list_required_dimensions(family: str, pattern: tuple[str, ...] = ()) -> tupl
 
 
 def build_model(table: Mapping[str, Any]) -> Model:
-    """Return a model from dimensions as a preset or a user writes them.
+    """Return the model with the dimensions that a preset or a user wrote.
 
     Keys of `table` are fields of `Model` and fields of the family's dataclass. Absent fields get their defaults.
 
     Raises:
-        SpecError: the family or a dimension is unknown. A dimension is missing, not positive, of another type, too
-            large in comparison with another, or no divisor of another.
+        SpecError: the family or a dimension is unknown, or a dimension is missing, not positive, of a wrong type, too
+            large in comparison with another, or not a divisor of another.
     """
     family = table.get("family", "")
     if family not in FAMILIES:
@@ -83,7 +83,7 @@ def build_model(table: Mapping[str, Any]) -> Model:
 
 
 def _check_known(family: str, name: str) -> None:
-    """Raise SpecError unless a family has a dimension of this name."""
+    """Raise SpecError if a family has no dimension of this name."""
     if not find_dimension_type(family, name):
         near = get_close_matches(name, (*_GENERAL, *_list_family_types(family)), n=1)
         remedy = f"did you mean {near[0]}?" if near else "leave it out"

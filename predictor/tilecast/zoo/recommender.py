@@ -1,7 +1,8 @@
 """Recommenders: DLRM and DCN v2, Wide & Deep, a variational autoencoder of a user's items, SIM, and NCF.
 
 Embedding tables are read row by row. A sample reads `lookups` rows of `width` numbers on average. They are pooled into
-one vector for each of the `tables`. The fraction `distinct` of the rows that a batch reads are different rows.
+one vector for each of the `tables`. `distinct` is the number of different rows that a batch reads, as a fraction of all
+its reads.
 
 With `spread_tables`, the tables are divided among the ranks, and every rank serves the samples of all ranks (hybrid
 parallelism). An all-to-all sends keys to the tables, and another returns the vectors. Gradients go the opposite way,
@@ -189,7 +190,7 @@ def _add_dense_layers(
     """Add dense layers with these `outputs`, each followed by a ReLU.
 
     If the last layer is the `output` of the network, it has no ReLU. With `dropout`, a dropout follows each layer, and
-    its input is kept besides the input of the next layer.
+    its input is saved in addition to the input of the next layer.
     """
     for number, width in enumerate(outputs, 1):
         net.add_dense(width)
@@ -257,7 +258,7 @@ def build_autoencoder(net: NetworkBuilder, dims: Autoencoder) -> None:
 
 
 def _attend_to_items(net: NetworkBuilder, elements: Floats) -> None:
-    """Add the attention of a target item to the items of a history with `elements` numbers: scores and a weighted sum.
+    """Add attention of a target item to a history of items with `elements` numbers: scores and a weighted sum.
 
     Both are an element-wise product and a sum along an axis (DeepLearningExamples, TensorFlow2 SIM,
     layers/item_item_interaction.py and item_sequence_interaction.py).
@@ -268,7 +269,9 @@ def _attend_to_items(net: NetworkBuilder, elements: Floats) -> None:
 
 
 def _add_attention_unit(net: NetworkBuilder, dims: SearchInterest) -> None:
-    """Add the network that scores the states of the first GRU from target, state, their difference and product.
+    """Add the network that scores each state of the first GRU against the target item.
+
+    Its inputs are the target, the state, and their difference and product.
 
     The target is repeated for every state (DeepLearningExamples, TensorFlow2 SIM, DIENAttentionUnit).
     """

@@ -1,7 +1,7 @@
 """Segment Anything (Kirillov et al., arXiv 2304.02643, appendix A).
 
-It is a vision transformer, in which most layers attend inside windows (Li et al., arXiv 2203.16527), with a small mask
-decoder.
+The model is a vision transformer with a small mask decoder. Most layers of the transformer attend inside windows (Li et
+al., arXiv 2203.16527).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def find_memory_width(model: Model) -> float:
 
 
 def _has_separate_projections(model: Model) -> bool:
-    """Return whether queries, keys and values each have a product, as in encoders and in decoders with RMS norms."""
+    """Return whether queries, keys and values have a product each, as in encoders and in decoders with RMS norms."""
     return model.rms_norm or model.family == "encoder"
 
 
@@ -68,7 +68,7 @@ def _build_projections(
 def build_attention(name: str, workload: Workload, rank: RankSizes, *, key_rank: RankSizes, causal: bool) -> Sublayer:
     """Return the sublayer of multi-head attention, in which the tokens of `rank` attend to those of `key_rank`.
 
-    If `key_rank` is the same object as `rank`, it is self-attention. Otherwise it is cross-attention.
+    The sublayer is self-attention if `key_rank` is the same object as `rank`, otherwise cross-attention.
     """
     model, numerics = workload.model, Numerics.from_workload(workload)
     dims = model.get_dimensions(Transformer)
@@ -133,12 +133,13 @@ def build_attention(name: str, workload: Workload, rank: RankSizes, *, key_rank:
 
 
 def count_sequences(workload: Workload, rank: RankSizes, key_rank: RankSizes, causal: bool) -> Sequences:
-    """Return the sequences in which the queries of `rank` attend to the tokens of `key_rank`.
+    """Return the sequences that attention kernels run over if the tokens of `rank` attend to those of `key_rank`.
 
     Under context parallelism, each rank has an early and a late chunk of a causal sequence (zig-zag), so that the
-    queries of every rank see about half of the sequence. Fused kernels read the keys and values of one rank after the
-    other (ring attention, arXiv 2310.01889). So the queries of one of c ranks cost as much as c sequences of their own
-    length. Unfused kernels cost as much as queries at the end of a prefix that has (1 + 1/c) / 2 of the sequence.
+    queries of every rank see about half of the sequence. Fused kernels process the keys and values of one rank after
+    another (ring attention, arXiv 2310.01889). So with c ranks, the queries of a rank cost as much as c sequences of
+    their own length. Unfused kernels cost as much as queries at the end of a prefix that has (1 + 1/c) / 2 of the
+    sequence.
 
     A fused kernel skips the keys that a window or a chunk hides. It costs as much as shorter sequences in which a query
     sees as many keys on average as in the real sequence. Without a causal mask, a window reaches as far forward as

@@ -1,4 +1,4 @@
-"""Stages of a pipeline: the layers on each rank.
+"""Stages of a pipeline: which layers each rank has.
 
 Usually all stages have equally many layers. If the number of layers is not divisible by the number of stages, a
 framework may count the embedding as a layer, the loss as a layer, or both. The first and the last stage then have fewer
@@ -6,8 +6,9 @@ layers (Megatron-Core, transformer/transformer_block.py: account_for_embedding_i
 account_for_loss_in_pipeline_split). A job may also set the layers of every stage (`tilecast.layout`).
 
 With virtual stages (interleaving), a rank has several model chunks. Its layers are the sum over these chunks. Under
-ZB-V and DualPipeV the pieces run through the ranks and back. Rank k of p then has the pieces k and 2 p - 1 - k, so the
-first rank has both ends of the model (PyTorch, distributed/pipelining/_utils.py: generate_stage_to_rank_mapping).
+ZB-V and DualPipeV, the model is cut into 2 p pieces for p ranks, which run through the ranks and back. Rank k has the
+pieces k and 2 p - 1 - k, so the first rank has both ends of the model (PyTorch, distributed/pipelining/_utils.py:
+generate_stage_to_rank_mapping).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tilecast.spec import DistinctRows, Floats, Ints, Plans, Rows, distinct_rows
 
 @dataclass(frozen=True, slots=True)
 class StageKinds:
-    """Distinct pipeline stages of n plans, at most K per plan.
+    """The distinct pipeline stages of each of n plans, at most K stages per plan.
 
     Stages are equal if they hold equally many layers of each block and the same ends of the model. A plan with fewer
     than K distinct stages repeats its last one.
@@ -42,7 +43,7 @@ class StageKinds:
     def sum_layers(self, columns: Sequence[Floats]) -> Floats:
         """Return the sum of a quantity over the layers of each stage, (K, n).
 
-        `columns` has one array (n,) for each block: the quantity in one layer of that block.
+        For each block, `columns` has an array (n,) with the quantity in one layer of that block.
         """
         total = np.zeros(self.first.shape)
         for layers, column in zip(self.layers, columns, strict=True):
@@ -64,7 +65,7 @@ class StageKinds:
 
 
 def is_folded_by_plan(graph: Graph, plans: Plans) -> Ints:
-    """Return 1 for plans whose first rank has both the first and the last piece of the model, otherwise 0, (n,)."""
+    """Return 1 for each plan whose first rank has both ends of the model, and 0 for all others, (n,)."""
     if not plans.schedule.any():
         return np.full(len(plans), int(graph.is_folded))
     own = (plans.schedule == 0) & graph.is_folded
@@ -107,7 +108,7 @@ def _find_kinds_of_degree(graph: Graph, pipeline: int, *, is_folded: bool) -> Fl
 
 
 def _count_layers(graph: Graph, pipeline: int, *, is_folded: bool) -> Floats:
-    """Return how many layers of each block are on each pipeline rank, (pipeline, B). A block is equal layers."""
+    """Return the number of layers of each block on each pipeline rank, (pipeline, B), for B blocks of equal layers."""
     if pipeline == 1:
         return np.array([[block.repeat for block in graph.layers]], float)
     order = graph.list_layer_indexes()
@@ -128,7 +129,7 @@ def _count_layers(graph: Graph, pipeline: int, *, is_folded: bool) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class FullestStages:
-    """The pipeline stage with most parameters in each of n plans, and sums of block columns over that stage."""
+    """The pipeline stage with the most parameters in each of n plans, with sums of `Block` columns over that stage."""
 
     index: Rows
     """Shard index of each plan, (n,)."""
@@ -177,7 +178,7 @@ class FullestStages:
         return cls(index, pipeline, plans.schedule, distinct_pairs, shares, kinds, fullest, layers, sums)
 
     def is_for_plans(self, index: Rows, plans: Plans) -> bool:
-        """Return whether these are the fullest stages of `plans` with the shard indices `index`, (n,)."""
+        """Return whether these fullest stages were computed for `plans` and for the shard indices `index`, (n,)."""
         return self.index is index and self.pipeline is plans.pipeline and self.schedule is plans.schedule
 
     def sum(self, graph: Graph, column: str) -> Floats:
@@ -198,12 +199,12 @@ class FullestStages:
 
 
 def _select_shards(column: Floats, index: Rows) -> Floats:
-    """Return the values of a column over shards, (S,) or (1,), at the shard indices `index` of m plans, (m,)."""
+    """Return the values of a column, (S,) or (1,), at the shard index of each of m plans, (m,)."""
     return np.full(len(index), column[0]) if len(column) == 1 else column[index]
 
 
 def _sum_repeats(blocks: Sequence[Block], column: str, index: Rows) -> Floats:
-    """Return the sum of a column of `Block` over all blocks and their repetitions for m plans, (m,).
+    """Return the sum of a column of `Block` over blocks and their repetitions, for each of m plans, (m,).
 
     `index` holds the shard index of each plan, (m,).
     """

@@ -78,7 +78,7 @@ def _build_projector(workload: Workload, shards: Shards, dims: Projector) -> Blo
 def build_queries(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597, section 3.1).
 
-    It is an encoder of learned queries. In some layers, they attend to the tokens of an image.
+    The Q-Former is an encoder of learned queries, which in some layers attend to the tokens of an image.
     """
     model, dims = workload.model, workload.model.get_dimensions(QueryEncoder)
     queries = RankSizes.from_shards(shards, dims.queries)

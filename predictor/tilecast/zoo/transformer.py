@@ -1,6 +1,6 @@
 """Transformers as graphs: decoders, encoders, encoder-decoders and mixtures of experts, all from the same layer.
 
-Decoders are GPT, LLaMA and the like, encoders BERT, encoder-decoders T5.
+GPT and LLaMA are decoders, BERT is an encoder, and T5 is an encoder-decoder.
 
 Sources: FLOPs and activation bytes per layer follow Korthikanti et al., arXiv 2205.05198 (section 4, table 2),
 generalised to grouped-query attention, gated MLPs, any MLP width and any element size. Tensor parallelism is Megatron's
@@ -114,7 +114,7 @@ def build_stack(
     attend: AttentionBuilder | None = None,
     start: int = 0,
 ) -> tuple[Block, ...]:
-    """Return `depth` layers as blocks of equal layers.
+    """Return `depth` layers as blocks, each of which consists of equal layers.
 
     Layers differ in whether they have experts or a dense MLP, and whether attention is local or to all tokens. `start`
     is the position of the first layer in the model.
@@ -267,7 +267,7 @@ def build_layer(
 
 
 def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], inputs: Floats) -> Floats:
-    """Return the activation bytes that a layer keeps until its backward pass, (recomputation modes, S).
+    """Return the bytes that a layer saves for its backward pass, (recomputation modes, S).
 
     `inputs` are the bytes of the layer's input on each shard, (S,).
     """
@@ -280,7 +280,7 @@ def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], input
 
 
 def _sum_freed_bytes(parts: Sequence[Sublayer]) -> dict[str, Floats]:
-    """Return the bytes that recomputing each module of a layer frees, (S,), by module."""
+    """Return the bytes that are freed if a module of a layer is recomputed, (S,), by module."""
     freed: dict[str, Floats] = {}
     for module, size in (item for part in parts for item in part.freed):
         freed[module] = freed.get(module, zeros()) + size

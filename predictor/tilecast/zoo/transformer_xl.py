@@ -44,7 +44,7 @@ class TransformerXl(Transformer):
     attention_dropout: bool = False
 
     def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model."""
+        """Yield dimensions that contradict each other, each with the problem and a remedy."""
         yield from Transformer.problems(self, model)
         for place, (fewer, more) in enumerate(pairwise((*self.cutoffs, model.vocab)), 1):
             if more <= fewer:
@@ -65,7 +65,7 @@ def _build_relative_attention(
 ) -> Sublayer:
     """Return the sublayer of attention by relative positions on one rank.
 
-    The projections also run over the memory. The queries that this gives are discarded.
+    The projections also run over the memory of the previous segment, but the queries of the memory are discarded.
     """
     model, dims, numerics = (
         workload.model,
@@ -115,7 +115,7 @@ def _build_relative_attention(
 
 
 def _list_clusters(model: Model) -> list[tuple[float, float, float]]:
-    """Return the number of words, the embedding width and the fraction of all tokens of each cluster.
+    """Return, for each cluster of words, the number of words, the embedding width and the fraction of all tokens.
 
     Clusters are in order of falling word frequency. By Zipf's law, the r-th word of V makes up a fraction
     1 / (r (ln V + 0.5772)) of all tokens.
@@ -130,7 +130,7 @@ def _list_clusters(model: Model) -> list[tuple[float, float, float]]:
 
 
 def _build_embedding(workload: Workload, rank: RankSizes) -> Block:
-    """Return the block of the token embedding, which has one table for each cluster of words.
+    """Return the block of the token embedding, which has a table for each cluster of words.
 
     Narrower tables are followed by a projection to the hidden width.
     """
@@ -155,8 +155,8 @@ def _build_embedding(workload: Workload, rank: RankSizes) -> Block:
 def _build_head(workload: Workload, rank: RankSizes) -> Block:
     """Return the block of the adaptive softmax and its loss.
 
-    One product scores the most frequent words, and has one more column for each further cluster. Tokens of such a
-    cluster need a second product with the cluster's words. The weights are shared with the embedding.
+    One product scores the most frequent words, and has one more column for each further cluster. Tokens of a further
+    cluster need a second product, with the words of that cluster. The weights are shared with the embedding.
     """
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor

@@ -1,7 +1,7 @@
 """Graphs of convolutional networks, which run data-parallel only.
 
-Each family is one function that adds convolutions, norms and poolings to a `NetworkBuilder`. The presets have the
-numbers in which, for instance, ResNet-18 differs from ResNeXt-101.
+Each family is one function that adds convolutions, norms and poolings to a `NetworkBuilder`. Networks of one family,
+such as ResNet-18 and ResNeXt-101, differ only in the numbers of their presets.
 
 To add a family: write a dataclass of its dimensions and a function over a `NetworkBuilder` in a file here, and add a
 line to `ARCHITECTURES`.

@@ -1,4 +1,4 @@
-"""Transformer layers inside convolutional networks. Pixels are the tokens.
+"""Transformer layers inside convolutional networks, in which each pixel is a token.
 
 Source: Vaswani et al., arXiv 1706.03762, section 3. `tokens`, `queries` and `keys` are numbers of tokens per sample.
 """
@@ -20,13 +20,13 @@ def add_layer_norm(net: NetworkBuilder, tokens: float, width: int) -> None:
 
 
 def add_dense(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """Add a dense layer over `tokens` tokens per sample. Keep its input to compute the weight gradient."""
+    """Add a dense layer over `tokens` tokens per sample. Its input is saved to compute the gradient of the weight."""
     net.keep_elements(net.batch * tokens * inputs)
     add_dense_on_kept(net, tokens, inputs, outputs, bias=bias)
 
 
 def add_dense_on_kept(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """Add a dense layer over `tokens` tokens per sample. Another operator already keeps its input in memory."""
+    """Add a dense layer over `tokens` tokens per sample whose input another operator already saves."""
     if tokens > 1:
         net.linears.append(Linear("linear", net.batch * tokens, float(inputs), float(outputs)))
     net.ops += layers.linear("linear", net.numerics, net.batch * tokens, float(inputs), float(outputs), bias=bias)
@@ -34,9 +34,9 @@ def add_dense_on_kept(net: NetworkBuilder, tokens: float, inputs: int, outputs: 
 
 
 def add_pixel_attention(net: NetworkBuilder, keys: float, inner: int) -> None:
-    """Add unfused attention of all pixels to `keys` keys per sample, over `inner` channels, without the last product.
+    """Add unfused attention of all pixels to `keys` keys per sample, over `inner` channels, but no output projection.
 
-    Queries, keys and values are products of the current tensor. The softmax keeps the scores.
+    Queries, keys and values are dense layers over the current tensor. The scores are saved for the backward pass.
     """
     width, pixels = net.channels, float(net.size[1] * net.size[2])
     add_dense(net, pixels, width, inner)
@@ -52,7 +52,7 @@ def add_pixel_attention(net: NetworkBuilder, keys: float, inner: int) -> None:
 
 
 def add_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add the sum of a sublayer's input and output."""
+    """Add the residual sum: the input of a sublayer plus its output."""
     net.add_pointwise("residual", net.batch * tokens * width, reads=2.0, backward=(2.0, 1.0))
 
 
@@ -61,7 +61,8 @@ def add_multi_head_attention(
 ) -> None:
     """Add multi-head attention with its projections and the residual sum.
 
-    The queries' input is kept once. If keys and values come from other tokens, the caller must keep these.
+    The tokens of the queries are saved once for the backward pass. If keys and values come from other tokens, the
+    caller must add the bytes of those.
 
     Args:
         net: the network under construction.

@@ -1,7 +1,8 @@
 """Builder of convolutional networks.
 
 A builder tracks the shape of the current tensor. Each method appends one operator or one usual block to the network and
-makes its output the current tensor. The builder sums the parameters and the bytes that training keeps.
+makes its output the current tensor. The builder also counts the parameters, and the bytes that are saved for the
+backward pass ("kept").
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ Memory peaks of MMSegmentation's heads show it. Kernels for fewer channels keep 
 
 @dataclass(slots=True)
 class NetworkBuilder:
-    """A network under construction: its operators, the shape of the current tensor, and the bytes that training keeps.
+    """A network under construction: its operators, the shape of its current tensor, and the bytes that it saves.
 
-    The current tensor has the shape (batch, channels, *size). `batch` has one value per shard, (S,).
+    The current tensor is the output of the latest operator. Its shape is (batch, channels, *size), where `batch` has
+    one value per shard, (S,). Bytes are saved for the backward pass.
     """
 
     numerics: Numerics
@@ -100,43 +102,44 @@ class NetworkBuilder:
         self.channels, self.size = shape
 
     def keep_elements(self, elements: Floats) -> None:
-        """Add `elements` activations, (S,), to the memory that is kept until the backward pass."""
+        """Count `elements` numbers, (S,), as saved for the backward pass."""
         if self.numerics.training:
             self.activation_bytes = self.activation_bytes + elements * self.numerics.element
 
     def keep_output(self) -> None:
-        """Keep the current tensor, an activation's output that its gradient needs, because no later layer keeps it.
+        """Count the current tensor as saved for the backward pass, because no later layer saves it as its own input.
 
-        Examples are a branch that is concatenated or added, and a tensor that dropout or padding copies.
+        The tensor is the output of an activation, whose gradient needs it. No later layer saves it if, for example, it
+        is a branch to concatenate or to add, or if dropout or padding copies it.
         """
         self.keep_elements(self.elements)
 
     def raise_peak(self, elements: Floats) -> None:
-        """Raise `peak` to the bytes alive in the latest operator's backward pass.
+        """Raise `peak` to the bytes in memory during the latest operator's backward pass, if these are more.
 
-        These are the kept activations and `elements` gradients, (S,).
+        These are the bytes saved so far and `elements` gradients, (S,).
         """
         if self.numerics.training:
             self.peak = np.maximum(self.peak, self.activation_bytes + elements * self.numerics.element)
 
     @property
     def working_bytes(self) -> Floats:
-        """Bytes that the backward pass needs at its peak in addition to all kept activations, (S,)."""
+        """Bytes that the backward pass needs at its peak in addition to all saved activations, (S,)."""
         return np.maximum(self.peak - self.activation_bytes, 0.0)
 
     def continue_from(self, shape: Shape) -> None:
-        """Continue from an earlier tensor of this shape, which another branch has read and already keeps."""
+        """Continue from an earlier tensor of shape `shape`, which another branch also reads and has already saved."""
         self.shape, self.is_kept = shape, True
 
     def keep_input(self) -> None:
-        """Keep the current tensor for the next operator's gradient, unless another branch already keeps it."""
+        """Count the current tensor as saved for the next operator's gradient, unless a branch already saves it."""
         if not self.is_kept:
             self.keep_elements(self.elements)
         self.is_kept = False
 
     @contextmanager
     def freeze_layers(self) -> Iterator[None]:
-        """Treat layers added inside this context as frozen: they run only forward and keep no activations."""
+        """Treat the layers added inside this context as frozen: they only run forward and save no activations."""
         numerics = self.numerics
         self.numerics = replace(numerics, training=False)
         yield
@@ -226,7 +229,7 @@ class NetworkBuilder:
             self.add_bias(name)
 
     def add_bias(self, name: str) -> None:
-        """Add a bias for each channel to the operator that made the current tensor.
+        """Add a bias for each channel to the output of the latest operator.
 
         The forward pass adds the bias inside that operator's kernel. The gradient takes a further kernel.
         """
@@ -266,8 +269,8 @@ class NetworkBuilder:
     def add_activation(self, activation: str = "relu") -> None:
         """Add an activation in place, or no operator if `activation` is "none".
 
-        The gradient of ReLU needs only its output, which the next layer keeps. Activations in `_SMOOTH` also keep their
-        input.
+        The gradient of ReLU needs only its output, which the next layer saves. For activations in `_SMOOTH`, the input
+        is saved too.
         """
         if activation == "none":
             return
@@ -277,7 +280,7 @@ class NetworkBuilder:
         self.ops += layers.drop_when_fused(fusing, layers.pointwise(activation, self._vector_numerics, self.elements))
 
     def add_branch(self) -> None:
-        """Add the sum of the current tensor and a branch of equal shape. Backward, sum the gradients of the two.
+        """Add the sum of the current tensor and a branch of equal shape and, in the backward pass, of their gradients.
 
         If a norm is fused with the sum, the fused kernel also reads the branch and writes its gradient.
         """
@@ -309,7 +312,7 @@ class NetworkBuilder:
     ) -> None:
         """Add a maximum or average pooling.
 
-        Its input is kept. A maximum pooling also keeps an index of 8 bytes per output element.
+        Its input is saved for the backward pass. A maximum pooling also saves an index of 8 bytes per output element.
         """
         before = self.elements
         self.keep_input()
@@ -326,11 +329,11 @@ class NetworkBuilder:
         self.size = (1, 1, 1)
 
     def add_resize(self, share: float) -> None:
-        """Add an interpolation to the current size, from an input with the fraction `share` of the current pixels."""
+        """Add an interpolation to the current size, from an input with the fraction `share` of the pixels."""
         self.add_pointwise("resize", reads=share, backward=(1.0, share))
 
     def add_dense(self, out: int, *, bias: bool = True) -> None:
-        """Add a dense layer from all channels and pixels of a sample to `out` values."""
+        """Add a dense layer that maps all channels and pixels of a sample to `out` values."""
         inputs = self.channels * prod(self.size)
         self.keep_elements(self.elements)
         self.raise_peak(self.batch * (inputs + out))
@@ -344,12 +347,12 @@ class NetworkBuilder:
         self.ops += layers.matrix_products("product", self.numerics, self.batch, *shapes, selective=False)
 
     def add_dropout(self) -> None:
-        """Add dropout that keeps a mask of one byte per element. It runs in training only."""
+        """Add dropout, in training only. It saves a mask of one byte per element for the backward pass."""
         self.keep_elements(self.elements / self.numerics.element)
         self.add_training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
 
     def add_host_operator(self, name: str, forward: Floats, backward: Floats | float = 0.0) -> None:
-        """Add small kernels of training that wait for the host, which reads results between them, such as box matches.
+        """Add small training kernels between which the host reads results, such as those that match boxes.
 
         `forward` and `backward` are the numbers of kernels in each pass of each shard, (S,).
         """
@@ -402,7 +405,7 @@ class NetworkBuilder:
         self.add_resize(0.25)
 
     def add_separable_conv(self, out: int) -> None:
-        """Add a 3 x 3 depthwise convolution and a 1 x 1 convolution with a bias."""
+        """Add a separable convolution: a 3 x 3 depthwise convolution and a 1 x 1 convolution with a bias."""
         self.add_conv(self.channels, 3, groups=self.channels)
         self.add_conv(out, 1, bias=True)
 

@@ -95,7 +95,7 @@ def build_densenet(net: NetworkBuilder, dims: DenseNet) -> None:
 
 
 def _add_densenet_layer(net: NetworkBuilder, growth: int) -> None:
-    """Add a bottleneck and a 3x3 convolution, whose `growth` outputs are concatenated with the layer's input."""
+    """Add a bottleneck and a 3x3 convolution, and concatenate their `growth` output channels with the layer's input."""
     entry = net.shape
     net.add_branch_gradient_sums(2)
     net.add_channel_norm()

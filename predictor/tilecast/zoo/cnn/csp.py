@@ -1,8 +1,9 @@
 """One-stage detectors with partial stages: YOLOv5, v6, v8, YOLOX, RTMDet, PP-YOLOE.
 
-A partial stage ("CSP", Wang et al., arXiv 1911.11929) runs its blocks on half of the channels and joins what they read
-and wrote. The backbone has four or five such stages. A pyramid goes down and up again. Every level has a head, with
-separate or joint predictions of classes and boxes.
+A partial stage ("CSP", Wang et al., arXiv 1911.11929) runs its blocks on half of the channels and concatenates their
+output with the other half, and with the outputs of all blocks if `dense_joins` is set. The backbone has four or five
+such stages. A pyramid goes down and up again. Every level has a head, with separate or joint predictions of classes and
+boxes.
 
 Sources: Ge et al., arXiv 2107.08430 (YOLOX); Li et al., arXiv 2209.02976 (YOLOv6); Lyu et al., arXiv 2212.07784
 (RTMDet); Xu et al., arXiv 2203.16250 (PP-YOLOE); MMYOLO's mmyolo/models of the same names (also YOLOv5 and v8).
@@ -112,7 +113,7 @@ def _scale_blocks(dims: CspDetector, blocks: int) -> int:
 def _add_conv(net: NetworkBuilder, dims: CspDetector, out: int, kernel: int, stride: int = 1) -> None:
     """Add a convolution, a norm and an activation.
 
-    If `dims.branched`, a 3x3 convolution also gets a parallel 1x1 convolution, and a parallel norm if the shape does
+    If `dims.branched` is true, a 3x3 convolution gets a parallel 1x1 convolution, and a parallel norm if the shape does
     not change.
     """
     entry = net.shape
@@ -203,7 +204,7 @@ def _add_pyramid(net: NetworkBuilder, dims: CspDetector, features: list[Shape]) 
 
 
 def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape]) -> None:
-    """Add the memory in which the loss assigns objects to pixels, and the operators of masks.
+    """Add the memory that the loss needs to assign objects to pixels, and the operators of masks.
 
     Detectors without anchors compare all pixels with all objects of an image. Masks are computed for each pixel that
     has an object, at a quarter of the image's side (mmyolo/models/task_modules/assigners and

@@ -193,9 +193,9 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
 
 
 def raise_peak_to_overlaps(net: NetworkBuilder, dims: Detector, levels: Sequence[Shape], anchors: int) -> None:
-    """Raise the peak to the memory in which the anchors of one image are compared with all its boxes.
+    """Raise the peak memory to what comparing the anchors of one image with all its boxes takes.
 
-    There are `anchors` anchors per pixel of the `levels`.
+    Each pixel of the `levels` has `anchors` anchors.
     """
     pixels = sum(size[1] * size[2] for _, size in levels)
     pairs = float(pixels * (_SIZED if dims.guided else anchors) * dims.largest_boxes)
@@ -205,10 +205,10 @@ def raise_peak_to_overlaps(net: NetworkBuilder, dims: Detector, levels: Sequence
 def add_focal_loss(net: NetworkBuilder, *, fused: bool = False) -> None:
     """Add the focal loss, a logistic loss in FP32 whose terms are weighted by error (arXiv 1708.02002, equation 5).
 
-    torchvision's `sigmoid_focal_loss` runs 16 kernels in each direction, which keep seven tensors. The code around it
-    keeps five more: the outputs permuted, concatenated and selected, and the target classes (detectron2,
-    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A compiled kernel keeps only
-    one tensor. MMDetection's `fused` kernel keeps two and the permuted outputs.
+    torchvision's `sigmoid_focal_loss` runs 16 kernels in each direction and saves seven tensors for the backward pass.
+    The code around it saves five more: the permuted, concatenated and selected outputs, and the target classes
+    (detectron2, modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A compiled kernel
+    saves only one tensor. MMDetection's `fused` kernel saves two tensors and the permuted outputs.
     """
     if not net.numerics.training:
         return

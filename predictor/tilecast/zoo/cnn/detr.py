@@ -67,7 +67,7 @@ def build_detr(net: NetworkBuilder, dims: Detr) -> None:
 
 
 def _keep_tokens_without_positions(net: NetworkBuilder, tokens: float) -> None:
-    """Keep the tokens without position embeddings, which the value projection reads."""
+    """Count as saved the tokens before position embeddings are added, which the value projection reads."""
     net.keep_elements(net.batch * tokens * _WIDTH)
 
 

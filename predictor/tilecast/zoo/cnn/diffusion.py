@@ -1,7 +1,8 @@
 """The U-Net of latent diffusion (Rombach et al., arXiv 2112.10752, section 3.3 and table 15).
 
-It has residual blocks that read the noise level and, at the finer sizes, transformers that attend to the pixels and to
-a text. Before training, frozen networks encode images to latents and texts to states. They are not part of the step.
+The U-Net has residual blocks that read the noise level and, at the finer sizes, transformers that attend to the pixels
+and to a text. Before training, frozen networks encode images to latents and texts to states. These networks are not
+part of the step.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class DiffusionUnet(Images):
 def build_diffusion_unet(net: NetworkBuilder, dims: DiffusionUnet) -> None:
     """Build the U-Net: residual blocks at each size on the way down, a middle, and blocks on the way up.
 
-    The way up has one block more per size than the way down.
+    At each size, the way up has one block more than the way down.
     """
     base, blocks = dims.base, dims.blocks
     levels = _list_levels(dims)

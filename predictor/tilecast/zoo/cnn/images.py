@@ -1,4 +1,4 @@
-"""Dimensions that all networks of `tilecast.zoo.cnn` have: those of a sample, as an image."""
+"""Dimensions of a sample, as an image, which all networks of `tilecast.zoo.cnn` have."""
 
 from __future__ import annotations
 

@@ -173,8 +173,8 @@ def add_deformable_sampling(net: NetworkBuilder, stride: int) -> None:
     """Add the offsets of a 3x3 deformable convolution and the copy of the features at these offsets.
 
     The copy has nine values per pixel, each interpolated between four neighbours. The backward pass makes the copy
-    again. It adds gradients to the offsets and, by atomic additions that each move a sector, to the neighbours
-    (mmdet/ops/dcn/src/deform_conv_cuda.cpp).
+    again. It also adds gradients to the offsets and to the neighbours. The latter are atomic additions, each of which
+    moves a sector (mmdet/ops/dcn/src/deform_conv_cuda.cpp).
     """
     entry = net.shape
     net.continue_from(entry)

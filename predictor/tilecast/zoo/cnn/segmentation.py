@@ -89,7 +89,7 @@ _ATTENTION: Mapping[str, _PixelAttention] = {
 def _build_segmenter(
     head: Callable[[NetworkBuilder, Segmenter, list[Shape]], None], net: NetworkBuilder, dims: Segmenter
 ) -> None:
-    """Build the backbone, the head and the auxiliary head. Each loss reads logits at the size of the image."""
+    """Build the backbone, the head and the auxiliary head. The logits of each loss have the size of the image."""
     image = net.shape
     features = _add_backbone(net, dims)
     if not (dims.branch_width or dims.base):
@@ -106,11 +106,11 @@ def _build_segmenter(
 
 
 def _classify_pixels(net: NetworkBuilder, dims: Segmenter, image: Shape) -> None:
-    """Add the class logits of every pixel of the image and their loss.
+    """Add the class logits of every pixel of the image, and the loss of these logits.
 
-    Dropout drops whole channels, so its mask is small. The loss keeps the log-softmax. During the loss, memory also has
-    the logits, and a sorted copy with its indices, from which the accuracy is computed
-    (mmseg/models/losses/accuracy.py). If a softmax keeps its input, the logits stay until the backward pass.
+    Dropout drops whole channels, so its mask is small. The loss saves the log-softmax for the backward pass. During the
+    loss, memory also holds the logits, and a sorted copy with its indices, from which the accuracy is computed
+    (mmseg/models/losses/accuracy.py). If the softmax saves its input, the logits stay until the backward pass.
     """
     net.keep_output()
     net.add_training_pointwise("dropout", mask_bytes=0.0, backward=(1.0, 1.0), kind="dropout")
@@ -179,8 +179,8 @@ def _add_unet(net: NetworkBuilder, base: int) -> list[Shape]:
 def _add_hrnet(net: NetworkBuilder, dims: Segmenter) -> list[Shape]:
     """Add an HRNet, and concatenate its branches at the size of the finest branch. Return that shape twice.
 
-    Every module runs `branch_blocks` blocks on each branch and then adds the resized outputs of all other branches to
-    it.
+    Every module runs `branch_blocks` blocks on each branch, and then adds the resized outputs of all other branches to
+    the branch.
     """
     for _ in range(2):
         net.add_conv_norm_act(64, 3, 2)
@@ -227,9 +227,9 @@ def _exchange_branches(net: NetworkBuilder, branches: Sequence[Shape]) -> None:
 
 
 def _add_fcn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add the FCN head, a few convolutions.
+    """Add the FCN head, which consists of a few convolutions.
 
-    For ResNet and MobileNet backbones, their output is concatenated with the features.
+    For ResNet and MobileNet backbones, the output of these convolutions is concatenated with the features.
     """
     if dims.branch_width:
         net.add_conv_norm_act(net.channels, 1)
@@ -327,7 +327,7 @@ def _add_fpn(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> Non
 
 
 def _add_lite_pyramid(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add the LR-ASPP head: coarse features scaled by their means, joined with projections of the finer ones.
+    """Add the LR-ASPP head: coarse features, scaled by their means and joined with projections of finer features.
 
     Source: mmseg/models/decode_heads/lraspp_head.py. The means of 49 x 49 pixels are few and are left out of memory.
     """
@@ -375,7 +375,7 @@ def _add_ocrnet(net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> 
 
 
 def _add_attention(kind: _PixelAttention, net: NetworkBuilder, dims: Segmenter, features: list[Shape]) -> None:
-    """Add a head in which all pixels attend to pixels or to summaries of them, between two convolutions."""
+    """Add a head in which all pixels attend to pixels, or to summaries of pixels, between two convolutions."""
     entry, width = net.shape, dims.head_width
     net.add_conv_norm_act(width, 3)
     shape, inner = net.shape, max(width // kind.share, 8)

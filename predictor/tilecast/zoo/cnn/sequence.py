@@ -19,7 +19,7 @@ GATES: Mapping[str, int] = {"lstm": 4, "gru": 3}
 
 
 def add_embedding(net: NetworkBuilder, vocabulary: int, width: int, count: int) -> None:
-    """Add an embedding look-up of `count` vectors per sample in a table of `vocabulary` rows and `width` columns."""
+    """Add the look-up of `count` vectors per sample in an embedding table of `vocabulary` rows and `width` columns."""
     net.shape = width, (1, 1, count)
     net.ops += layers.embedding("embedding", net.numerics, net.batch * count, float(width))
     net.parameters += vocabulary * width
@@ -53,9 +53,9 @@ def add_recurrent(
 ) -> None:
     """Add a recurrent layer of `hidden` cells over `steps` steps, as cuDNN runs it, with two biases per gate.
 
-    All products with the inputs are one matrix product. Each step also has a product with the previous state, whose
-    rows are one micro-batch, and which waits for the previous step (Appleyard et al., arXiv 1604.01946, section 3). The
-    gradient of the recurrent weights is one product over all steps.
+    All products with the inputs are one matrix product. Each step also has a product with the previous state. This
+    product has one row per sample of the micro-batch, and waits for the previous step (Appleyard et al., arXiv
+    1604.01946, section 3). The gradient of the recurrent weights is one product over all steps.
     """
     width = GATES[cell] * hidden
     for direction in range(directions):
@@ -112,7 +112,7 @@ def add_stepwise_pointwise(net: NetworkBuilder, elements: float, kernels: int) -
 
 
 def add_stepwise_lstm(net: NetworkBuilder, inputs: int, cells: int) -> None:
-    """Add an LSTM cell that a loop over the columns runs: products with input and state, a gate kernel and dropout."""
+    """Add an LSTM cell in a loop over the columns: products with input and state, a gate kernel and dropout."""
     for width in (inputs, cells):
         add_stepwise_dense(net, width, 4 * cells, bias=True)
     add_stepwise_pointwise(net, 4.0 * cells, 1)

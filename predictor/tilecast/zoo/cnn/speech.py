@@ -86,7 +86,7 @@ class Wav2vec2(Images):
 
 
 def build_jasper(net: NetworkBuilder, dims: Jasper) -> None:
-    """Build Jasper: blocks of five convolutions with dense residuals.
+    """Build Jasper: blocks of five convolutions, with dense residuals.
 
     Each block adds the projected outputs of all earlier blocks to its output.
     """

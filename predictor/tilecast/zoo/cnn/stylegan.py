@@ -62,9 +62,9 @@ def build_stylegan(net: NetworkBuilder, dims: StyleGan) -> None:
 
 @contextmanager
 def _repeat_passes(net: NetworkBuilder, passes: float) -> Iterator[None]:
-    """Repeat the layers added inside this context `passes` times. Memory has the activations of one pass.
+    """Repeat the layers added inside this context `passes` times, with the activation memory of a single pass.
 
-    Scratch memory is that of all passes, because penalties keep a second graph, that of their gradient.
+    The scratch memory is that of all passes, because penalties need a second graph, the graph of their gradient.
     """
     batch, kept = net.batch, net.activation_bytes
     net.batch = batch * (passes if net.numerics.training else 1.0)
@@ -80,7 +80,7 @@ def _count_channels(dims: StyleGan, side: int) -> int:
 
 @contextmanager
 def _set_precision_at_side(net: NetworkBuilder, dims: StyleGan, side: int) -> Iterator[None]:
-    """Run the layers that are added inside this context in FP32, unless `side` is one of the finest sizes."""
+    """Run the layers added inside this context in FP32, unless `side` is one of the finest sizes."""
     numerics = net.numerics
     if side < dims.image >> (_NARROW_LEVELS - 1):
         net.numerics = replace(numerics.in_fp32, matrix="fp32")

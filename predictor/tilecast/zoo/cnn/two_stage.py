@@ -119,8 +119,8 @@ def build_mask_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
 def _add_mask_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape], before: int) -> None:
     """Add a head that predicts a mask per class for each region and, if `scored_masks`, a score of the mask.
 
-    If `hybrid`, the convolutions of the `before` heads before it run again, each on the sum of the region and of what
-    the one before returned (arXiv 1901.07518, section 3.2; mmdet, HTCMaskHead).
+    If `hybrid` is true, the convolutions of the `before` earlier heads run again. Each of these heads reads the sum of
+    the region and the previous head's output (arXiv 1901.07518, section 3.2; mmdet, HTCMaskHead).
     """
     if dims.region_stage:
         net.shape = 2048, (1, 7, 7)
@@ -220,7 +220,7 @@ def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> 
 
 
 def _add_pooling_branches(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> None:
-    """Add the dense layers that predict offsets, and weights, of samples of a region from a pooling without them.
+    """Add the dense layers that predict offsets and weights for the samples of a region, from a plain pooling of it.
 
     Each of the four levels from which regions are cropped has its own layers, and a quarter of the regions is assumed
     to be on each (mmdet, DeformRoIPoolingPack and ModulatedDeformRoIPoolingPack).
@@ -293,9 +293,9 @@ def _add_fused_semantics(net: NetworkBuilder, levels: list[Shape], classes: int)
 
 
 def _balance_levels(net: NetworkBuilder, levels: list[Shape]) -> None:
-    """Add the mean of all levels at the size of the third, its refinement by attention, and its sum with each level.
+    """Add the mean of all levels at the size of the third level, refine it by attention, and add it to each level.
 
-    Finer levels are pooled by their maximum, which keeps its input and the index of each maximum (mmdet, BFP).
+    Finer levels are reduced by maximum pooling, which saves its input and the index of each maximum (mmdet, BFP).
     """
     middle = levels[2]
     for index, level in enumerate(levels):

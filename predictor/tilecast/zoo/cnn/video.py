@@ -81,7 +81,7 @@ def build_video_resnet(net: NetworkBuilder, dims: VideoResNet) -> None:
 
 
 def _add_path_stage(net: NetworkBuilder, dims: VideoResNet, number: int, narrow: int = 1) -> None:
-    """Add the stem (`number` 0) or stage `number` of one path.
+    """Add one stage of a path, or its stem if `number` is 0.
 
     `narrow` is 1 for the slow path. The fast path has 1 / `narrow` of its channels, and all its blocks convolve over
     time.
@@ -134,7 +134,7 @@ def _add_block(net: NetworkBuilder, dims: VideoResNet, width: int, stride: int, 
 def _add_factored(net: NetworkBuilder, out: int, stride: int) -> None:
     """Add a convolution over space, one over time, and a norm (R(2+1)D).
 
-    The two have as many parameters as one 3x3x3 convolution (section 3.5).
+    The two convolutions have as many parameters as one 3x3x3 convolution (section 3.5).
     """
     between = net.channels * out * 27 // (9 * net.channels + 3 * out)
     net.add_conv_norm_act(between, (1, 3, 3), (1, stride, stride))
@@ -145,7 +145,7 @@ def _add_factored(net: NetworkBuilder, out: int, stride: int) -> None:
 def _add_nonlocal(net: NetworkBuilder) -> None:
     """Add a non-local block, whose pixels attend to a pooled clip (arXiv 1711.07971, section 3.2).
 
-    The poolings of keys and values keep their inputs and an index of eight bytes for each output.
+    The poolings of keys and values save their inputs, and an index of eight bytes for each output.
     """
     shape, inner = net.shape, net.channels // 2
     pixels = float(shape[1][0] * shape[1][1] * shape[1][2])

@@ -65,7 +65,7 @@ def build_hifigan(net: NetworkBuilder, dims: HifiGan) -> None:
 
 
 def _add_transposed_conv(net: NetworkBuilder, out: int, kernel: int, stride: int) -> None:
-    """Add a transposed convolution that turns each column into `kernel` columns and adds them at distance `stride`."""
+    """Add a transposed convolution: each column becomes `kernel` columns, which are summed at distance `stride`."""
     columns = net.size[2]
     net.add_conv(out * kernel, 1)
     net.shape = out, (1, 1, columns * stride)

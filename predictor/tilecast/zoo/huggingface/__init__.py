@@ -1,7 +1,7 @@
 """Read models from the `config.json` of the Hugging Face Hub.
 
-It reads configs of transformers, of diffusers, of timm, and of the authors of Mamba. The tables in `types/` say which
-key has which dimension. All other keys are ignored.
+The configs are those of transformers, of diffusers, of timm, and of the authors of Mamba. The tables in `types/` say
+which key of a config has which dimension. All other keys are ignored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_config(document: Mapping[str, Any]) -> bool:
 
 
 def remove_label_tables(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with the number of labels in place of its tables of label names."""
+    """Return the config with its tables of label names replaced by the number of labels."""
     labels = config.get("id2label")
     items = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
     return {"num_labels": len(labels), **items} if isinstance(labels, Mapping) else items
@@ -126,7 +126,7 @@ def _read_refusal_reasons() -> Mapping[str, str]:
 
 
 def _find_type_of_class(name: str) -> str:
-    """Return the longest type with which the name of a transformers class begins, or an empty string."""
+    """Return the longest model type with which the name of a transformers class begins, or an empty string."""
     spelled = _keep_letters(name)
     begun = (kind for letters, kind in _map_letters_to_types().items() if spelled.startswith(letters))
     return max(begun, key=len, default="")
@@ -183,7 +183,7 @@ def _read_model(kind: str, config: Mapping[str, Any], path: str, outer_config: M
 
 
 def _require_set_dimension(kind: str, config: Mapping[str, Any], path: str) -> None:
-    """Raise SpecError unless the config sets a dimension that its type needs. Defaults alone describe no model."""
+    """Raise SpecError unless the config sets a required dimension of its type. Defaults alone describe no model."""
     table = _complete_type_tables()[kind]
     read = table["read"]
     asked = [name for name in list_required_dimensions(table["family"]) if name in read]
@@ -211,7 +211,7 @@ def _find_part(kind: str, config: Mapping[str, Any], key: str, path: str) -> tup
     """Return the nested config under a key, and its path in error messages.
 
     Raises:
-        SpecError: the key holds no mapping.
+        SpecError: the value of the key is not a mapping.
     """
     place, part = f"{path}.{key}", config.get(key)
     if not isinstance(part, Mapping):

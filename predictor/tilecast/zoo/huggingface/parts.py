@@ -41,7 +41,7 @@ def is_single_network(table: Mapping[str, Any] | None) -> bool:
 
 
 def has_same_prefix(first: str, second: str) -> bool:
-    """Return whether the names of two types begin with the same word."""
+    """Return whether the names of two model types begin with the same word."""
     return first.replace("-", "_").split("_")[0] == second.replace("-", "_").split("_")[0]
 
 

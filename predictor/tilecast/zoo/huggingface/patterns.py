@@ -17,7 +17,7 @@ Pattern: TypeAlias = tuple[str, ...]
 
 
 def _repeat_kind(word: str) -> Callable[[Config, int], Pattern]:
-    """Return a function that gives all layers of a model one kind."""
+    """Return a function that gives every layer of a model the same kind, `word`."""
     return lambda config, layers: (word,) * layers
 
 

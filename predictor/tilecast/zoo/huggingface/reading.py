@@ -19,7 +19,7 @@ _POSITIVE = ("layers", "hidden", "heads", "vocab")
 
 
 def evaluate_or_none(expression: str, config: Mapping[str, Any]) -> Any:
-    """Return the value of an expression over a config. Return None if one of its operands is not a number."""
+    """Return the value of an expression over a config, or None if one of its operands is not a number."""
     try:
         return evaluate(expression, config)
     except TypeError:

@@ -30,7 +30,7 @@ def describe_defaults(
 
     Args:
         model: the model that was read.
-        expressions: the expressions that its dimensions were read by, by name.
+        expressions: the expressions by which the dimensions of the model were read, by name.
         config: the config.
         defaults: values of transformers for keys that a config leaves out.
         place: path of the config in the file, or an empty text for the file itself.
@@ -68,7 +68,7 @@ _DERIVED = ("num_key_value_heads", "num_heads")
 
 
 def describe_unread_keys(table: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes on the keys of a config that count parts of the model but are not read by its type's table.
+    """Return notes on keys of a config that count parts of the model but that its type's table does not read.
 
     Parts that predict further tokens have their own note. Other keys are noted only for decoders, because the counts of
     other models repeat each other.

@@ -41,9 +41,9 @@ def build_model(name: str, trace: Trace) -> Model:
 
 
 def count_pieces(trace: Trace) -> int:
-    """Return the number of pieces of similar cost into which the model can be cut.
+    """Return the number of pieces of similar cost into which a traced model can be cut.
 
-    This is the largest number of its pipeline stages, and the number of its FSDP units.
+    The model can have at most that many pipeline stages, and it has that many FSDP units.
     """
     cost = np.array(_compute_stage_fractions(trace).cost)
     even = cost * np.arange(1, len(cost) + 1) <= UNEVEN
@@ -107,12 +107,12 @@ def _build_loss(output: Operand, emission: TraceScaling) -> Block:
 
 
 def _emit_unit(unit: OperatorGroup, emission: TraceScaling) -> list[Op]:
-    """Return the kernels of a unit.
+    """Return the kernels of a unit, which is one operator or a chain of element-wise operators.
 
-    Fusion replaces the element-wise operators of a chain with one kernel. In the forward pass it reads the tensors from
-    outside the chain and writes the last output. In the backward pass it reads the output's gradient and the tensors
-    from outside, and writes the gradients of those that need one. If a norm begins the chain, the norm's kernel already
-    moves the chain's main tensor, and only the traffic of the tensors from outside is added.
+    Fusion replaces the element-wise operators of a chain with one kernel. In the forward pass, this kernel reads the
+    tensors from outside the chain and writes the last output. In the backward pass, it reads the output's gradient and
+    the tensors from outside, and writes the gradients of those tensors that need one. If a norm begins the chain, the
+    norm's kernel already moves the chain's main tensor, and only the traffic of the tensors from outside is added.
     """
     emitted = [OPERATORS[call.kind].emit(call, emission) for call in unit.calls]
     leads = OPERATORS[unit.calls[0].kind].leads
@@ -132,7 +132,7 @@ def _emit_unit(unit: OperatorGroup, emission: TraceScaling) -> list[Op]:
 
 @lru_cache(maxsize=64)
 def _compute_stage_fractions(trace: Trace) -> LargestStage:
-    """Return the largest fractions of a model's cost, parameters and kept elements in any stage, for 1, 2, … stages.
+    """Return the largest fraction of the cost, the parameters and the saved elements in any stage, for 1, 2, … stages.
 
     The stages are cut so that the costliest stage is as cheap as possible.
     """
@@ -152,7 +152,7 @@ def _compute_stage_fractions(trace: Trace) -> LargestStage:
 
 
 def _compute_segment_fractions(flow: DataFlow, costs: Mapping[OperatorGroup, float]) -> Floats:
-    """Return the cost, parameters and kept elements of the segments as fractions of their totals, (3, segments)."""
+    """Return the cost, parameters and saved elements of each segment as fractions of their totals, (3, segments)."""
     rows = [
         (sum(costs[unit] * times for unit, times in segment.units.items()), segment.parameters, segment.activations)
         for segment in flow.segments

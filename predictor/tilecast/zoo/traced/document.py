@@ -93,7 +93,10 @@ def read(value: Mapping[str, Any], name: str) -> Trace:
 
 
 def refuse_unknown_operators(unknown: Counter[str], supported: Collection[str], name: str) -> None:
-    """Raise SpecError if a program has operators that cannot be converted. `unknown` counts them."""
+    """Raise SpecError if a program has operators that cannot be converted.
+
+    `unknown` has the number of occurrences of each such operator.
+    """
     if unknown:
         listed = ", ".join(f"{operator} ({count}x)" for operator, count in unknown.most_common(8))
         problem = f"has operators that Tilecast does not know: {listed}"
@@ -111,7 +114,7 @@ def check_and_normalize(trace: Trace, name: str) -> Trace:
 
 
 def _check(trace: Trace, name: str) -> None:
-    """Raise SpecError unless a trace can be priced.
+    """Raise SpecError if a trace cannot be priced.
 
     Raises:
         SpecError: there is no operator or too many, a kind is unknown, an input has no origin, a shape or an attribute
@@ -157,7 +160,7 @@ def _check(trace: Trace, name: str) -> None:
 def _check_inputs_and_outputs(trace: Trace, name: str) -> None:
     """Raise SpecError unless the first input with dimensions is a batch, and an output is computed from the samples.
 
-    Further inputs may have another size. They are then the same for every sample.
+    A further input may have another first dimension. It is then the same for every sample.
     """
     first = next((source for source in trace.inputs if trace.shapes[source]), None)
     if first is None:

@@ -1,7 +1,7 @@
 """Data flow through a trace.
 
-`trace_flow` finds the tensors that depend on the samples, the tensors that need a gradient, the tensors that are kept
-for the backward pass, and the points where the model can be cut into pipeline stages.
+`trace_flow` finds the tensors that depend on the samples, the tensors that need a gradient, the tensors that are saved
+for the backward pass ("kept"), and the points where the model can be cut into pipeline stages.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class OperatorGroup:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Number of elements that are kept for the backward pass, at the traced batch size.
+    """Number of elements that are saved for the backward pass, at the traced batch size.
 
     `batched` counts elements of tensors that grow with the batch, and `fixed` counts elements of all other tensors.
-    Attention keeps `scores`, `dropped_scores` (scores with dropout) and `statistics`. `bytes` counts bytes of masks.
+    `scores`, `dropped_scores` (scores with dropout) and `statistics` are saved by attention. `bytes` counts bytes of
+    masks.
     """
 
     batched: float = 0.0
@@ -51,8 +52,8 @@ class Segment:
     """Operators between two points where the model can be cut.
 
     `units` maps each unit to its number of occurrences. `parameters` counts the parameters that no earlier segment
-    reads. `activations` counts the kept elements that grow with the batch, and `boundary` counts the elements that flow
-    into the next segment.
+    reads. `activations` counts the saved elements that grow with the batch, and `boundary` counts the elements that
+    flow into the next segment.
     """
 
     units: Mapping[OperatorGroup, int]
@@ -63,7 +64,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class DataFlow:
-    """Units of a trace, each with its number of occurrences, and its parameters, activations and segments."""
+    """The units of a trace, each with its number of occurrences, and its parameters, activations and segments."""
 
     units: Mapping[OperatorGroup, int]
     parameters: float
@@ -84,7 +85,7 @@ def trace_flow(trace: Trace) -> DataFlow:
 
 
 class _DataFlowReader:
-    """Finds the data flow of a model from the operators of its trace."""
+    """Reader of a trace that finds the data flow of a model from its operators."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -174,7 +175,10 @@ class _DataFlowReader:
         return Operand(self.trace.shapes[name], name in self.batched, name in self.trained, is_strided, is_wide)
 
     def _group_operators(self) -> list[list[TraceOperator]]:
-        """Return the operators that depend on samples or parameters. A chain of element-wise ones is one group."""
+        """Return the operators that depend on samples or parameters, in groups.
+
+        A chain of element-wise operators is one group. Every other operator is a group of its own.
+        """
         groups: list[list[TraceOperator]] = []
         for operator in self.trace.operators:
             if not any(name in self.batched or name in self.trained for name in operator.outputs):
@@ -187,7 +191,7 @@ class _DataFlowReader:
         return groups
 
     def _is_fused(self, last: TraceOperator, operator: TraceOperator) -> bool:
-        """Return whether a compiler runs an operator in one kernel with the operator before it."""
+        """Return whether a compiler would run an operator and the one before it as one kernel."""
         before = OPERATORS[last.kind]
         if not ((before.chained or before.leads) and OPERATORS[operator.kind].chained):
             return False
@@ -212,7 +216,7 @@ class _DataFlowReader:
         return CalledOperator(operator.kind, attributes, inputs, output)
 
     def _sum_gradients(self, operator: TraceOperator) -> list[OperatorGroup]:
-        """Return the units that sum gradients: one unit for each read of an operator's output after its first read."""
+        """Return a unit that sums two gradients, once for each read of an operator's output after the first read."""
         units = []
         for name in operator.outputs:
             again = self.uses[name] - 1
@@ -222,7 +226,7 @@ class _DataFlowReader:
         return units
 
     def _list_kept_tensors(self, group: list[TraceOperator]) -> list[Kept]:
-        """Return the tensors that a group of operators keeps until the backward pass."""
+        """Return the tensors that a group of operators saves for the backward pass."""
         tensors: list[Kept] = []
         for operator in group:
             rule, output = OPERATORS[operator.kind], operator.outputs[0]
@@ -262,7 +266,10 @@ class _DataFlowReader:
         return Activations(**totals)
 
     def _split_segments(self, groups: list[list[TraceOperator]], kept: list[list[Kept]]) -> tuple[Segment, ...]:
-        """Return the segments between cuts. The model can be cut where only one trained tensor is still needed."""
+        """Return the segments between the points where the model can be cut.
+
+        Such a point is where only one tensor with a gradient is still needed.
+        """
         ends = self._find_cuts(groups)
         sizes_at = {index + 1: size for index, size in ends}
         unread, held = set(self.trace.parameters), set[Kept]()

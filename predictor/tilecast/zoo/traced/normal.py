@@ -21,14 +21,14 @@ _LONGEST_ACTIVATION = 10
 
 @dataclass(frozen=True, slots=True)
 class LayerMatch:
-    """Indices of operators, and the one operator that replaces them."""
+    """Indices of operators to replace, and the single operator that replaces them."""
 
     replaced: frozenset[int]
     operator: TraceOperator
 
 
 class TraceIndex:
-    """A trace with the operators that make and read each tensor."""
+    """A trace, with an index of the operators that write and read each tensor."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -45,9 +45,9 @@ class TraceIndex:
                     known.update(one.outputs)
 
     def find_maker(self, name: str, *kinds: str) -> int | None:
-        """Return the index of the operator that makes a tensor, looking through casts.
+        """Return the index of the operator that computes a tensor, or None if it is not of one of `kinds`.
 
-        If that operator is not of one of `kinds`, return None.
+        Casts between the operator and the tensor are ignored.
         """
         index = self.maker.get(name)
         while index is not None and self.operators[index].kind == "cast":
@@ -55,15 +55,15 @@ class TraceIndex:
         return index if index is not None and self.operators[index].kind in kinds else None
 
     def skip_casts(self, name: str) -> str:
-        """Return the tensor that a chain of casts turns into `name`. If no cast makes `name`, return `name`."""
+        """Return the tensor from which a chain of casts makes `name`. If no cast makes `name`, return `name`."""
         while (index := self.maker.get(name)) is not None and self.operators[index].kind == "cast":
             name = self.operators[index].inputs[0]
         return name
 
     def find_only_reader(self, name: str, *kinds: str) -> int | None:
-        """Return the index of the only operator that reads a tensor, looking through casts.
+        """Return the index of the only operator that reads a tensor, or None if there are several.
 
-        If there are several readers or the reader is not of one of `kinds`, return None.
+        Casts between the tensor and the operator are ignored. If the operator is not of one of `kinds`, return None.
         """
         while len(set(self.readers[name])) == 1 and name not in self.trace.outputs:
             index = self.readers[name][0]
@@ -74,7 +74,7 @@ class TraceIndex:
         return None
 
     def find_other_input(self, index: int, name: str) -> str | None:
-        """Return the second input of an operator that reads `name` and one other tensor.
+        """Return the other input of an operator that reads `name` and exactly one other tensor.
 
         If the operator has another number of inputs or does not read `name`, return None.
         """
@@ -85,7 +85,10 @@ class TraceIndex:
         return inputs[0]
 
     def has_no_other_reader(self, replaced: set[int], output: str) -> bool:
-        """Return whether no other operator reads the outputs of `replaced` operators, apart from `output`."""
+        """Return whether only the `replaced` operators read each other's outputs.
+
+        Other operators may still read the tensor `output`.
+        """
         for index in replaced:
             for name in self.operators[index].outputs:
                 if name != output and (name in self.trace.outputs or not self._is_read_only_by(name, replaced)):
@@ -104,7 +107,7 @@ class TraceIndex:
 
 
 def _match_bias(index: TraceIndex, position: int) -> LayerMatch | None:
-    """Match a matrix product at `position` and the sum that adds a vector of parameters to it."""
+    """Return the match of a matrix product at `position` and the sum that adds a parameter vector to it, or None."""
     product = index.operators[position]
     if product.kind != "matmul" or len(product.inputs) != 2:
         return None
@@ -120,7 +123,10 @@ def _match_bias(index: TraceIndex, position: int) -> LayerMatch | None:
 
 
 def _match_norm(index: TraceIndex, position: int) -> LayerMatch | None:
-    """Match x / sqrt(mean(x^2) + epsilon), with an optional weight and bias. x may be a difference to its mean."""
+    """Return the match of x / sqrt(mean(x^2) + epsilon), with an optional weight and bias, or None.
+
+    x may be the difference of a tensor from its mean.
+    """
     root = index.operators[position]
     if root.kind not in ("root", "reciprocal-root"):
         return None
@@ -169,10 +175,10 @@ def _match_norm(index: TraceIndex, position: int) -> LayerMatch | None:
 
 
 def _match_activation(index: TraceIndex, position: int) -> LayerMatch | None:
-    """Match the operators of an activation that is written out around erf, tanh or a sigmoid.
+    """Return the match of the operators of an activation that is written out with erf, tanh or a sigmoid, or None.
 
-    They are the smallest set of element-wise operators that contains the one at `position`, reads one tensor in two
-    places, and writes one tensor.
+    These operators are the smallest set of element-wise operators that contains the one at `position`, reads one tensor
+    in two places, and writes one tensor.
     """
     anchor = index.operators[position]
     if anchor.kind not in _ACTIVATIONS:
@@ -230,7 +236,10 @@ def _find_constant_factor(index: TraceIndex, name: str) -> int | None:
 
 
 def _match_attention(index: TraceIndex, position: int) -> LayerMatch | None:
-    """Match two matrix products around the softmax `position`, with scales, masks and dropout between them."""
+    """Return the match of two matrix products with the softmax at `position` between them, or None.
+
+    Scales, masks and dropout may also be between the products.
+    """
     softmax, shapes = index.operators[position], index.trace.shapes
     if softmax.kind != "softmax":
         return None
@@ -293,7 +302,7 @@ PASSES: tuple[Callable[[TraceIndex, int], LayerMatch | None], ...] = (
 
 
 def normalize(trace: Trace) -> Trace:
-    """Return the trace with decomposed layers replaced, without unread operators, parameters and tensors."""
+    """Return the trace with split layers joined, and without operators, parameters and tensors that nothing reads."""
     for match in PASSES:
         trace = _replace_matches(trace, match)
     outputs = set(trace.outputs)

@@ -1,7 +1,7 @@
 """Convert an ONNX file to a trace.
 
-Shapes are inferred for a fixed batch size, and constants are folded. Only the values of small constants are read, and
-of square ones, to distinguish masks from weights. The first dimension of every input is the batch. Any further symbolic
+Shapes are inferred for a fixed batch size, and constants are folded. Values are read only of small constants, and of
+square ones to distinguish masks from weights. The first dimension of every input is the batch. Any further symbolic
 dimension is the sequence, whose length the caller sets. A dimension of size zero or less counts as symbolic.
 """
 
@@ -49,7 +49,7 @@ def read(path: Path, sequence: int | None = None) -> Trace:
 
 
 def parse(content: bytes, name: str, sequence: int | None = None) -> Trace:
-    """Return the trace of the content of an ONNX file. `name` is the file's name in messages.
+    """Return the trace of an ONNX file whose content is given. Error messages call the file `name`.
 
     Raises:
         SpecError: for the same reasons as `read`.
@@ -277,7 +277,7 @@ class _Node:
         return self.reader.shapes[self.output]
 
     def constant(self, position: int) -> npt.NDArray[Any] | None:
-        """Return the value of the input at `position` if it is a small constant. Otherwise return None."""
+        """Return the value of the input at `position` if it is a small constant, otherwise None."""
         return self.reader.known.get(self.inputs[position]) if position < len(self.inputs) else None
 
 
@@ -299,7 +299,7 @@ def _read_convolution(node: _Node) -> _Call:
 
 
 def _read_attention(node: _Node) -> _Call:
-    """Return the kind, inputs and attributes of an attention node.
+    """Return the call of an attention node: its kind, inputs and attributes.
 
     Query, key and value have the shape (batch, heads, tokens, width), or (batch, tokens, heads · width) with the number
     of heads in an attribute.
@@ -356,9 +356,9 @@ def _read_power(node: _Node) -> _Call:
 
 
 def _read_product(node: _Node) -> _Call:
-    """Return how a Mul or Div node is traced.
+    """Return the call of a Mul or Div node.
 
-    It is a product of two tensors, a scale if one operand is a known scalar, or a reciprocal if a known scalar is
+    The call is a product of two tensors, a scale if one operand is a known scalar, or a reciprocal if a known scalar is
     divided by a tensor.
     """
     numbers = [at for at in (0, 1) if prod(node.shape(at)) == 1 and node.inputs[at] in node.reader.known]

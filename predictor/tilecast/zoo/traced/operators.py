@@ -1,4 +1,4 @@
-"""The operators that a traced model may have, each with its forward and backward kernels and the tensors that it keeps.
+"""The operators that a traced model may have, each with its kernels and with the tensors that it saves.
 
 Traces from ONNX files and from PyTorch share the table `OPERATORS`. Sizes come from the shapes of the tensors. Tensors
 that depend on the samples grow with the micro-batch. All other tensors keep their traced size.
@@ -48,7 +48,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class CalledOperator:
-    """An operator with the tensors that it reads and its largest output."""
+    """An operator with the tensors that it reads and the largest tensor that it writes."""
 
     kind: str
     attributes: tuple[tuple[str, float], ...]
@@ -62,7 +62,7 @@ class CalledOperator:
 
 @dataclass(frozen=True, slots=True)
 class TraceScaling:
-    """Numerics of a job, and the ratio of its micro-batch to the traced batch, (S,)."""
+    """Numerics of a job, with the ratio of the job's micro-batch to the traced batch, (S,)."""
 
     numerics: Numerics
     ratio: Floats
@@ -76,7 +76,7 @@ class TraceScaling:
         return operand.wide and self.numerics.promotes
 
     def width(self, operand: Operand) -> float:
-        """Return the bytes per element of a tensor, divided by the bytes per element of an activation."""
+        """Return the bytes per element of a tensor, as a multiple of those of an activation."""
         return 2.0 if self.is_wide(operand) else 1.0
 
     def find_numerics_of_operand(self, operand: Operand) -> Numerics:
@@ -115,7 +115,9 @@ class OperatorRule:
 
 
 def compute_matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed: bool = False) -> dict[str, float]:
-    """Return the attributes of `matmul` for a product of these shapes. `left` is transposed first if `transposed`.
+    """Return the attributes of `matmul` for a product of tensors with these shapes.
+
+    If `transposed`, `left` is transposed first.
 
     If `right` is a matrix or a vector, it is multiplied with all rows of `left` at once. Otherwise the leading
     dimensions are a batch.
@@ -129,7 +131,7 @@ def compute_matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed
 
 
 def _cast_inputs(call: CalledOperator, emission: TraceScaling) -> list[Op]:
-    """Return the casts of the FP32 tensors that a product reads under mixed precision.
+    """Return the casts of FP32 tensors that a product reads under mixed precision, and of their gradients.
 
     In the forward pass a tensor is copied to 16 bits, in the backward pass its gradient is copied to FP32. Casts of
     weights run inside the framework without Python, so their launches take no host time.
@@ -169,7 +171,7 @@ def _emit_matmul(call: CalledOperator, emission: TraceScaling) -> list[Op]:
 
 
 def _copy_transposed(call: CalledOperator, emission: TraceScaling, operands: int = 2) -> list[Op]:
-    """Return the copies of those of the first `operands` inputs that are batches of matrices transposed in memory."""
+    """Return copies of those inputs, among the first `operands`, that are matrices transposed in memory."""
     ops: list[Op] = []
     for operand in call.inputs[:operands]:
         if operand.strided and len(operand.shape) > 2:
@@ -178,7 +180,7 @@ def _copy_transposed(call: CalledOperator, emission: TraceScaling, operands: int
 
 
 def _build_copy(name: str, operand: Operand, emission: TraceScaling) -> list[Op]:
-    """Return the forward copy of a tensor and, if it has a gradient, the backward copy of that."""
+    """Return the copy of a tensor in the forward pass and, if it has a gradient, the copy of the gradient."""
     numerics, count = emission.find_numerics_of_operand(operand), emission.count_elements(operand)
     if operand.trained:
         return layers.pointwise(name, numerics, count, backward=(1.0, 1.0))
@@ -206,7 +208,7 @@ def _emit_convolution(call: CalledOperator, emission: TraceScaling) -> list[Op]:
 
 
 def _emit_attention(call: CalledOperator, emission: TraceScaling) -> list[Op]:
-    """Return the kernels of attention, whose sizes are in its attributes.
+    """Return the kernels of attention. The sizes of attention are among the attributes of the call.
 
     The inputs are query, key, value and, optionally, tensors that are added to the scores. An added tensor that is
     trained is a bias, not a mask.
@@ -331,7 +333,7 @@ def _emit_pointwise(reads_backward: float | None, *, mask: bool = False) -> Emit
     """Return the function that emits an element-wise operator.
 
     Args:
-        reads_backward: number of tensors that the backward pass reads for each trained input; None if the operator has
+        reads_backward: number of tensors that the backward pass reads for each trained input. None if the operator has
             no backward kernel, as for a sum.
         mask: whether the operator draws a mask of one byte per element, as dropout does.
     """

@@ -1,4 +1,4 @@
-"""Trace a stack of equal layers: trace two layers, and copy the second for all others."""
+"""Trace a stack of equal layers by tracing only two of them. The other layers are copies of the second one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEWEST_LAYERS = 4
 
 @dataclass(frozen=True, slots=True)
 class ExportedTrace:
-    """A trace, with the path of the module that each operator belongs to."""
+    """A trace with the path of each operator's module."""
 
     trace: Trace
     paths: tuple[str, ...]
@@ -35,9 +35,9 @@ def find_stacks(module: Any) -> list[tuple[str, int]]:
 
 
 def _describe_layer(layer: Any) -> str:
-    """Return a text that is equal for two layers that compute in the same way.
+    """Return text that is the same for two layers that compute in the same way.
 
-    It has types, options, names and shapes of weights, whether there are hooks, and whether weights are shared.
+    The text has types, options, names and shapes of weights, whether there are hooks, and whether weights are shared.
     """
     parts = []
     for path, part in layer.named_modules():
@@ -50,7 +50,7 @@ def _describe_layer(layer: Any) -> str:
 
 
 def trace_two_layers(module: Any, stack: tuple[str, int], export: Callable[[], ExportedTrace]) -> Trace | None:
-    """Return a trace made from two layers of a stack, with the others copied from the second.
+    """Return the trace of a model in which only two layers of a stack were traced and the others are copies.
 
     Args:
         module: the model. Its stack is shortened during the call and restored afterwards.
@@ -83,7 +83,7 @@ def trace_two_layers(module: Any, stack: tuple[str, int], export: Callable[[], E
 
 
 def _repeat_second_layer(short: ExportedTrace, path: str, copies: int) -> Trace | None:
-    """Return the trace of two layers, extended by `copies` copies of the second layer.
+    """Return a trace with two layers of a stack, extended by `copies` copies of the second layer.
 
     `path` is the path of the stack in the model. If the two layers differ or are not adjacent, return None.
     """
@@ -142,7 +142,7 @@ def _repeat_second_layer(short: ExportedTrace, path: str, copies: int) -> Trace 
 
 
 def _find_counterpart(name: str, same: Mapping[str, str], first_outputs: set[str]) -> str | None:
-    """Return the tensor of the second layer that corresponds to `name`, or None if the first layer did not make it."""
+    """Return the second layer's tensor that corresponds to the tensor `name` of the first layer, or None."""
     if name not in first_outputs:
         return None
     return next((right for right, left in same.items() if left == name), None)

@@ -1,4 +1,4 @@
-"""Build a model to trace, from a function of the user or from timm, without initialising large weights."""
+"""Build the model to trace, from a user's function or from timm, without initialising large weights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class BuildError(SpecError):
 
 
 def call_build(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
-    """Call `build()` and return the module and the tuple of inputs that it returned.
+    """Return the module and the tuple of inputs that a call of `build()` returns.
 
     Raises:
         BuildError: `build()` failed.
-        SpecError: `build()` returned something else than a module and tensors.
+        SpecError: the result of `build()` is not a module with tensors.
     """
     import torch
 
@@ -43,7 +43,7 @@ def call_build(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, .
 
 
 def skip_tensor_filling() -> Any:
-    """Return a context in which PyTorch's methods that fill an array in place skip large arrays of floats.
+    """Return a context in which PyTorch's in-place filling methods do nothing on large floating-point tensors.
 
     The memory pages of weights are then never written. Weights take no physical memory and no time to initialise.
     """

@@ -117,7 +117,7 @@ _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
 
 def _inline_regions(module: Any) -> None:
-    """Replace each call of an operator in `_REGIONS` with the operators of the region that it runs."""
+    """Replace each call of an operator in `_REGIONS` by the operators of the region that the call runs."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or str(node.target) not in _REGIONS:
