@@ -1,6 +1,6 @@
 """Advise on a job: rank the plans that the search finds, and say why the others are not recommended.
 
-`advise` is the entry point. It is a pipeline, in which each stage takes the result of the stage before:
+The entry point `advise` is a pipeline, in which each stage takes the result of the stage before:
 
 ```
 Request, Pools                        values.py

@@ -316,7 +316,8 @@ def _find_cheaper_and_as_fast(table: _ComparedColumns, indices: Ints, others: In
     """Return those plans in `indices` that are clearly cheaper than the chosen plan, both on usual and on slow hosts.
 
     These plans are at most a factor `MOST_DEARER` behind the best plan in `others`. If the chosen plan has memory to
-    spare, so have they. A certain saving is worth more than avoiding a wait that only a slow host would cause.
+    spare, these plans have memory to spare too. A certain saving is worth more than avoiding a wait that only a slow
+    host would cause.
     """
     is_best = table.value[indices] <= table.value[others].min() * MOST_DEARER
     is_as_roomy = ~table.tight[indices] | table.tight[chosen]
@@ -620,7 +621,7 @@ def _build_gpu_count_rejection(request: Request, pool: Pool) -> Rejection:
 
 
 def _build_memory_rejection(request: Request, candidates: CandidatePlans, within: Mask) -> Rejection:
-    """Return the rejection of a pool with too little memory. It names what takes most memory in the smallest plan."""
+    """Return the rejection of a pool with too little memory, with the largest part of the smallest plan's memory."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, workload = candidates.plans.row(row), candidates.variants[candidates.variant[row]]

@@ -98,7 +98,8 @@ def _select_pareto_front(
 ) -> list[tuple[CandidatePlans, int]]:
     """Return at most `MAX_PARETO` plans that no other plan beats in time, cost and GPUs at once, fastest first.
 
-    A pool without a price is compared by time and GPUs alone. So are all pools if prices are in several currencies.
+    A pool without a price is compared by time and GPUs alone. If prices are in several currencies, all pools are
+    compared in this way.
 
     Args:
         request: the job.
@@ -197,7 +198,7 @@ NEAR = 0.8
 
 
 def _describe_input_pipeline(offers: Sequence[Offer]) -> list[str]:
-    """Return at most one note: the samples per second that each node's data loader has to deliver.
+    """Return the samples per second that each node's data loader has to deliver, as a list with at most one note.
 
     If the user gives the loader's rate, the note appears only if the loader limits the step or nearly does. Otherwise
     it appears only for a model that reads images.
@@ -241,7 +242,7 @@ def _format_rate(per_s: float) -> str:
 def find_sharing(request: Request, offers: Sequence[Offer]) -> SharingAdvice | None:
     """Return the ways to share the GPU of a recommended plan that trains on one GPU. For other plans, return None.
 
-    Also return None if no way is worthwhile and the job does not allow sharing.
+    If no way is worthwhile and the job does not allow sharing, return None too.
     """
     if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
         return None

@@ -57,7 +57,7 @@ class JobCandidates:
         return [item.pool for item in self.usable]
 
     def find_candidate(self, pool_name: str) -> CandidatePool:
-        """Return the candidate for the pool of a name. Raise StopIteration if there is none."""
+        """Return the candidate with this pool name. Raise StopIteration if there is none."""
         return next(item for item in self.usable if item.pool.name == pool_name)
 
 
@@ -82,7 +82,7 @@ def find_candidates(
             have enough GPUs for a pod, and the pods must tolerate every taint of the pool.
 
     Raises:
-        SpecError: a selector of the job's ResourceClaims cannot be evaluated.
+        SpecError: a selector in the job's ResourceClaims cannot be evaluated.
     """
     kinds = _count_nodes_by_labels(job.workers, pools, nodes, queue)
     usable, rejections = list[CandidatePool](), list[Rejection]()

@@ -152,7 +152,7 @@ class Job:
 
     @property
     def is_held(self) -> bool:
-        """Whether the job waits for Tilecast, by an admission gate, in a holding LocalQueue, or by being suspended."""
+        """Whether the job waits for Tilecast: it has an admission gate, is in a holding LocalQueue, or is suspended."""
         return self.is_gated or self.is_parked or self.is_suspended_for_advice
 
     @property

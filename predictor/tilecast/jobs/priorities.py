@@ -39,7 +39,7 @@ class Priorities:
 
         Args:
             workload_class: name of the WorkloadPriorityClass in the job's label. Empty without the label.
-            pod_class: name of the PriorityClass in the pod templates. Empty without a name.
+            pod_class: name of the PriorityClass in the pod templates. Empty if they name none.
         """
         if workload_class or pod_class:
             classes, name = (self.of_workloads, workload_class) if workload_class else (self.of_pods, pod_class)

@@ -104,8 +104,8 @@ def simulate_options(columns: QueueColumns, option: list[int]) -> QueueOutcome:
 def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
     """Return the simulated outcome of a queue that Kueue schedules without advice.
 
-    In queue order, each job starts on the first pool with room, and waits while no pool has room. It uses the number of
-    GPUs that it requests, or the nearest number for which it has an option on the pool.
+    In queue order, each job starts on the first pool with room, and waits while no pool has room. The job uses the
+    number of GPUs that it requests, or the nearest number for which it has an option on the pool.
     """
     count = len(columns.weight)
     rooms = [_FreePoolCapacity(FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]

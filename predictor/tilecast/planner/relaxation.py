@@ -188,11 +188,11 @@ class _StartRules:
     def from_columns(cls, columns: QueueColumns) -> _StartRules:
         """Return the rules of a queue: a row for each job, pool and number of GPUs of its options there.
 
-        The row of a GPU count holds all options of the job on that pool with at most as many GPUs. It bounds all of
-        them by what must be taken so that the largest of them has no room. A job of whole nodes has no room if too few
-        nodes are wholly free. Each earlier job takes as many nodes as its GPUs need, at least one. A job of fewer GPUs
-        has no room if no node has as many free GPUs, for which earlier jobs must take GPUs on every node that had
-        enough. Jobs that arrive later or have a quota may also wait for other reasons, and have no rows.
+        The row of a GPU count holds all options of the job on that pool with at most as many GPUs. The row bounds all
+        these options by what must be taken so that the largest of them has no room. A job of whole nodes has no room if
+        too few nodes are wholly free. Each earlier job takes as many nodes as its GPUs need, at least one. A job of
+        fewer GPUs has no room if no node has as many free GPUs, for which earlier jobs must take GPUs on every node
+        that had enough. Jobs that arrive later or have a quota may also wait for other reasons, and have no rows.
         """
         later, now, count = [(np.zeros(0, int),) * 2], [(np.zeros(0, int), np.zeros(0, int), np.zeros(0))], 0
         on_pool = [np.flatnonzero(columns.pool == index) for index in range(len(columns.pools))]

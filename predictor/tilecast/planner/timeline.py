@@ -333,7 +333,7 @@ def _simulate_mixed_sizes(tasks: PoolTasks, state: SimulationState, made: PoolSi
 def _group_into_lines(tasks: PoolTasks) -> tuple[dict[TaskLine, list[int]], list[tuple[float, int, TaskLine]]]:
     """Return the jobs that are ready, grouped by GPU count and queue, and the jobs that arrive later.
 
-    Each later job is a tuple (arrival time, job, (GPUs, queue)), and they are sorted.
+    A job that arrives later is a tuple (arrival time, job, (GPUs, queue)). These tuples are sorted.
     """
     lines, later = dict[TaskLine, list[int]](), list[tuple[float, int, TaskLine]]()
     if tasks.ready_s is None and tasks.queues is None:

@@ -162,9 +162,10 @@ def find_lateness(columns: QueueColumns, job: int, finish_s: float) -> LateJob |
 def _find_payers(
     solution: QueueSolution, best_outcome: QueueOutcome, gain: Floats, start: Floats, job: int
 ) -> tuple[str, ...]:
-    """Return the names of jobs that the plan favours and that use a delayed job's best pool when it would have run.
+    """Return the names of jobs that gain by the plan and use a delayed job's best pool in that job's place.
 
-    There are at most `MOST_PAYERS` names, those that gain the most time first.
+    These jobs run on the pool at times at which the delayed job would have run there without the plan. At most
+    `MOST_PAYERS` names are returned, the largest gain first.
 
     Args:
         solution: the plan.

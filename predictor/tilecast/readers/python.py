@@ -136,7 +136,7 @@ class _RunningBlock:
 def find_functions(text: str, name: str) -> dict[str, str]:
     """Return the declared return type of each function in a file that builds a configuration, by function name.
 
-    These are the functions that need no argument and whose names do not begin with an underscore.
+    Such a function needs no argument, and its name does not begin with an underscore.
 
     Raises:
         SpecError: the file is not Python.

@@ -456,7 +456,7 @@ class _Reader:
     def _is_running(self) -> bool | None:
         """Return whether the shell would execute the current command, or None if that is known only at run time.
 
-        It would not in a skipped branch and after the end of the script.
+        A command is not executed in a skipped branch or after the end of the script.
         """
         if self.has_ended or self.script.has_ended:
             return False

@@ -93,7 +93,7 @@ def _format_time_and_fraction(seconds: float, explanation: Explanation) -> tuple
 def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
     """Return the cells of an operator's row in a table.
 
-    They are name, total time, percentage of all operators, kernel, number of runs, time of a run, FLOP per byte,
+    The cells are name, total time, percentage of all operators, kernel, number of runs, time of a run, FLOP per byte,
     limiting resource, utilization of that resource, and tiles.
     """
     tiles = (
@@ -164,8 +164,8 @@ def _communication_lines(offer: Offer, explanation: Explanation) -> list[str]:
 def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     """Return the cells of each exchange's row in a table.
 
-    They are name, total time, collective, ranks, buffer size, number of runs, time of a run, and the percentage that is
-    exposed. Rows of gradients and weights have no times and no percentage, because only their bytes are known.
+    The cells are name, total time, collective, ranks, buffer size, number of runs, time of a run, and the percentage
+    that is exposed. Rows of gradients and weights have no times and no percentage, because only their bytes are known.
     """
     rows: list[tuple[str, ...]] = [
         (

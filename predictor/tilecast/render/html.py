@@ -193,9 +193,9 @@ def _charts_section(advice: Advice, curves: Sequence[ScalingCurve]) -> str:
 
 
 def _choices_chart(advice: Advice) -> Chart | None:
-    """Return a chart of step time over cost, or over GPUs unless all pools have prices. Return None without plans.
+    """Return a chart of step time over cost, or over GPUs unless all pools have prices. Without plans, return None.
 
-    It shows the Pareto set, the best plan of each pool, the baseline, and data parallelism alone.
+    The chart shows the Pareto set, the best plan of each pool, the baseline, and data parallelism alone.
     """
     plans = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
     named = [(offer.pool.name, offer) for offer in sorted(plans.values(), key=lambda offer: offer.pool.name)]

@@ -422,7 +422,7 @@ _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 def find_preset(name: str) -> Model:
     """Return the published model with this name.
 
-    Case, dashes, spaces and underscores are ignored. So are words that tables of measurements add, such as the
+    Case, dashes, spaces and underscores are ignored, and also words that tables of measurements add, such as the
     framework, the data set or the training phase (`_QUALIFIERS`). Text in brackets counts only if a preset matches it.
     The suffix "cut to 4 layers" selects a model with only the first four layers.
 

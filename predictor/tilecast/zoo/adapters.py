@@ -69,8 +69,9 @@ def _emit_int8_kernels(numerics: Numerics, item: Linear) -> list[Op]:
 def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats:
     """Return the number of elements in the largest weight that is dequantized at one time, (S,).
 
-    MatMul4Bit dequantizes the weight of its product in each direction and frees the result. So does LinearNF4, and
-    MatMul8bitLt in the backward pass. Experts are dequantized in `calls` kernels for each of their two weight matrices.
+    MatMul4Bit dequantizes the weight of its product in each direction and frees the result. LinearNF4 does the same,
+    and MatMul8bitLt does so in the backward pass. Experts are dequantized in `calls` kernels for each of their two
+    weight matrices.
     """
     sizes = [item.inputs * item.outputs / item.modules for part in parts for item in part.linears]
     experts = [part.expert_parameters / (2 * calls) for part in parts]

@@ -1,6 +1,6 @@
 """Rectified-flow transformers: FLUX.1, FLUX.2 and Stable Diffusion 3.
 
-The first layers of FLUX.1 keep image and text in separate streams and attend over both. Its last layers have one
+The first layers of FLUX.1 keep image and text in separate streams and attend over both. The last layers have one
 stream, with attention and MLP in parallel (Esser et al., arXiv 2403.03206, section 4; sizes of black-forest-labs/flux,
 src/flux/util.py).
 

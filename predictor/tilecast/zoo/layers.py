@@ -49,8 +49,8 @@ def linear(
         bias: whether the layer has a bias.
         trainable: whether the weight has a gradient. By default it has one unless the job freezes weights.
         input_gradient: whether X has a gradient.
-        cast: fractions of X and of Y's gradient that this layer casts to FP8. They are below 1 if a norm already writes
-            FP8, or if tensor-parallel ranks gather operands that each rank has already cast.
+        cast: fractions of X and of Y's gradient that this layer casts to FP8. The fractions are below 1 if a norm
+            already writes FP8, or if tensor-parallel ranks gather operands that each rank has already cast.
     """
     ops = quantize(name, numerics, tokens * inputs * cast[0], "forward")
     ops.append(gemm(name, numerics, tokens, outputs, inputs))
@@ -166,8 +166,8 @@ def elementwise(
 ) -> list[Op]:
     """Return an element-wise kernel that reads `reads` tensors and writes `writes` tensors of `elements` elements.
 
-    The tensors have the type of activations. A dropout mask has `mask_bytes` per element. It is drawn and written in
-    the forward pass and read in the backward pass. The `options` are further fields of `Op`.
+    The tensors have the type of activations. A dropout mask has `mask_bytes` per element. The mask is drawn and written
+    in the forward pass, and read in the backward pass. The `options` are further fields of `Op`.
     """
     is_forward = phase == "forward"
     read = reads * numerics.element + (0.0 if is_forward else mask_bytes)
@@ -260,7 +260,7 @@ def _is_depthwise(dims: Mapping[str, Dim]) -> bool:
 def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool = True) -> list[Op]:
     """Return the batch, instance or group norm of images. Samples are volumes unless `flat`.
 
-    One pass computes the statistics and another normalises. The backward pass also has two.
+    In each direction, one kernel computes statistics and another one normalises.
     """
     ops = pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
     return ops if flat else _compose_as_chain(name, numerics, elements, "channelnorm", "norm", ops)
@@ -491,7 +491,7 @@ def _softmax(
 ) -> tuple[list[Op], Op]:
     """Return the operators between the two GEMMs of unfused attention, and the softmax gradient.
 
-    They process rows x cols scores. They are scale and mask in `masks` kernels, bias, softmax and casts.
+    These operators are scale and mask in `masks` kernels, bias, softmax and casts, over rows x cols scores.
     """
     scores = rows * cols
     scale_mask = pointwise(f"{name}.scale-mask", numerics, scores, kernels=masks, absorbed=False, backward=(1.0, 1.0))

@@ -1,6 +1,6 @@
 """Token mixers: the sublayers that replace attention in state-space and hybrid models.
 
-They are state-space layers, linear attention, gated recurrences and short convolutions.
+The mixers are state-space layers, linear attention, gated recurrences and short convolutions.
 
 Sources: Mamba, arXiv 2312.00752 (section 3.3: one fused scan that reads its inputs and writes its output once, and
 computes the states again in the backward pass); Mamba-2, arXiv 2405.21060 (section 6: the scan as matrix products

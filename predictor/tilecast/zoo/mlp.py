@@ -33,7 +33,7 @@ from tilecast.zoo.parts import (
 
 
 def build_mlp(workload: Workload, rank: RankSizes) -> Sublayer:
-    """Return the dense MLP of a layer. It has a gate if the model's MLPs are gated."""
+    """Return the dense MLP of a layer, with a gate if the model's MLPs are gated."""
     model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     dims = model.get_dimensions(Transformer)

@@ -69,7 +69,7 @@ def _build_block(
     workload: Workload,
     shards: Shards,
 ) -> Block:
-    """Return a block over `tokens` tokens of a sample. Full recomputation keeps its input."""
+    """Return a block over `tokens` tokens of a sample. If it is recomputed in full, only its input is saved."""
     width, batch = workload.model.get_dimensions(ModulatedTransformer).width, shards.micro_batch.astype(float)
     net = NetworkBuilder(Numerics.from_workload(workload), batch, width, (1, 1, 1), adapted=True)
     add_operators(net)
@@ -114,7 +114,7 @@ def add_gated_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
 def add_query_key_norm(net: NetworkBuilder, tokens: float, width: int, *, groups: int, rms: bool) -> None:
     """Add the norm of queries or of keys, in `groups` per token: one per head, or one for all heads.
 
-    An RMS norm written with PyTorch's operators keeps its output besides its input (diffusers,
+    An RMS norm written with PyTorch's operators saves its output in addition to its input (diffusers,
     models/normalization.py).
     """
     elements = net.batch * tokens * width
@@ -126,7 +126,7 @@ def add_query_key_norm(net: NetworkBuilder, tokens: float, width: int, *, groups
 def add_rotary(net: NetworkBuilder, tokens: float, width: int) -> None:
     """Add the rotation of queries and keys, `tokens` in all, by their positions.
 
-    The gradient needs only the positions, so no activation is kept.
+    The gradient needs only the positions, so no activation is saved for the backward pass.
     """
     net.add_pointwise("rotary", net.batch * tokens * width, kernels=3, backward=(1.0, 1.0))
 

@@ -1,8 +1,8 @@
 """Recommenders: DLRM and DCN v2, Wide & Deep, a variational autoencoder of a user's items, SIM, and NCF.
 
-Embedding tables are read row by row. A sample reads `lookups` rows of `width` numbers on average. They are pooled into
-one vector for each of the `tables`. `distinct` is the number of different rows that a batch reads, as a fraction of all
-its reads.
+Embedding tables are read row by row. A sample reads `lookups` rows of `width` numbers on average. These rows are pooled
+into one vector for each of the `tables`. `distinct` is the number of different rows that a batch reads, as a fraction
+of all its reads.
 
 With `spread_tables`, the tables are divided among the ranks, and every rank serves the samples of all ranks (hybrid
 parallelism). An all-to-all sends keys to the tables, and another returns the vectors. Gradients go the opposite way,

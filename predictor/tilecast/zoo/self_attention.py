@@ -141,7 +141,7 @@ def count_sequences(workload: Workload, rank: RankSizes, key_rank: RankSizes, ca
     their own length. Unfused kernels cost as much as queries at the end of a prefix that has (1 + 1/c) / 2 of the
     sequence.
 
-    A fused kernel skips the keys that a window or a chunk hides. It costs as much as shorter sequences in which a query
+    A fused kernel skips the keys that a window or a chunk hides. Its cost is that of shorter sequences in which a query
     sees as many keys on average as in the real sequence. Without a causal mask, a window reaches as far forward as
     backward. An unfused kernel computes the whole matrix and masks it.
     """

@@ -224,8 +224,8 @@ def build_layer(
 ) -> Block:
     """Return the block of a transformer layer on one rank, repeated `repeat` times.
 
-    It has self-attention, cross-attention to the tokens of `memory` if there are any, and an MLP or experts unless
-    `has_mlp` is False. `attend` builds the self-attention, or is None for the usual one.
+    The layer has self-attention, cross-attention to the tokens of `memory` if there are any, and an MLP or experts
+    unless `has_mlp` is False. `attend` builds the self-attention, or is None for the usual one.
     """
     model, numerics = workload.model, Numerics.from_workload(workload)
     parts = [(attend or build_attention)("attention", workload, rank, key_rank=rank, causal=causal)]

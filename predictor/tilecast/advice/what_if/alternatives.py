@@ -33,9 +33,8 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
     """Price the plan that the user runs today, the request's baseline.
 
     Returns:
-        The offer of the baseline. It is None if there is no baseline or the baseline cannot be priced.
-        A list with the rejection of a baseline that cannot be priced.
-        Notes on the baseline.
+        The offer of the baseline, or None if there is no baseline or the baseline cannot be priced. A list with the
+            rejection of a baseline that cannot be priced. Notes on the baseline.
     """
     baseline = request.baseline
     if baseline is None:

@@ -1,8 +1,8 @@
 """Write the ranked pools of an advice in a scheduler's format, so that the scheduler can run the job on one of them.
 
-Each dialect has a module with a function `write_…(advice)`. It returns text that the scheduler's own tools read.
-Comments at the top list the pools, best first, each with its plan and step time. They also say what the user must fill
-in: values that a pool does not have, such as a Slurm partition, are not guessed.
+Each dialect has a module with a function `write_…(advice)`. The function returns text that the scheduler's own tools
+read. Comments at the top list the pools, best first, each with its plan and step time. They also say what the user must
+fill in: values that a pool does not have, such as a Slurm partition, are not guessed.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _write_subrequest(name: str, offer: Offer) -> dict[str, Any]:
 
 
 def _write_selectors(pool: Pool) -> list[str]:
-    """Return CEL expressions that only devices like a pool's GPUs satisfy."""
+    """Return CEL expressions that are true only for devices like the GPUs of a pool."""
     attributes = f"device.attributes[{json.dumps(gpu_driver())}]"
     # A label has dashes where the driver's name of a product has spaces.
     products = "|".join(re.escape(name.lower()).replace("\\-", "[- ]") for name in list_products(pool))

@@ -60,7 +60,7 @@ def write_queue(advice: Advice) -> str:
 
 
 def _write_flavor(name: str, offer: Offer) -> dict[str, Any]:
-    """Return the ResourceFlavor of an offer's pool. It selects the pool's nodes and tolerates their taints."""
+    """Return the ResourceFlavor of an offer's pool, which selects the pool's nodes and tolerates their taints."""
     labels, tolerations = dict(offer.pool.node_selector), [dict(one) for one in offer.pool.tolerations]
     given = {"nodeLabels": labels, "tolerations": tolerations}
     return {

@@ -193,7 +193,7 @@ def build_retinanet(net: NetworkBuilder, dims: RetinaNet) -> None:
 
 
 def raise_peak_to_overlaps(net: NetworkBuilder, dims: Detector, levels: Sequence[Shape], anchors: int) -> None:
-    """Raise the peak memory to what comparing the anchors of one image with all its boxes takes.
+    """Raise the peak memory to that of comparing all anchors of one image with all boxes of the image.
 
     Each pixel of the `levels` has `anchors` anchors.
     """

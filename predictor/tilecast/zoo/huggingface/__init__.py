@@ -302,8 +302,8 @@ def _name_model(config: Mapping[str, Any], kind: str) -> str:
 def _suggest_preset(config: Mapping[str, Any]) -> str:
     """Return a phrase that names a preset similar to a config, or an empty text.
 
-    The comparison uses the dimensions of the config, or of its `text_config`. They are read by the table of its type,
-    or by that of decoders in general.
+    The comparison uses the dimensions of the config, or of its `text_config`. These dimensions are read by the table of
+    the config's type, or by the table of decoders in general.
     """
     inner = config.get("text_config")
     part = inner if isinstance(inner, Mapping) else config
@@ -316,7 +316,7 @@ def _suggest_preset(config: Mapping[str, Any]) -> str:
 
 
 def _select_name_or_path(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping with only the `_name_or_path` of a config. It is empty if the config has none."""
+    """Return a mapping with only the `_name_or_path` of a config, or an empty mapping if the config has none."""
     return {"_name_or_path": config["_name_or_path"]} if "_name_or_path" in config else {}
 
 

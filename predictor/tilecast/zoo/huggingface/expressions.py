@@ -2,12 +2,10 @@
 
 The syntax is Python's:
 
-- `a.b` is a key of a nested mapping and `a[0]` an item of a list.
-- `[a, b]` is a list.
-- `a | b` is `a` if it is present (not absent, not null), otherwise `b`. It binds as loosely as in Python, so that sums
-  and products need no brackets in it.
-- `x if c else y` tests whether `c` is present and not 0.
-- `count(list, word)` counts an item, `len` and `sum` are Python's, and `up(x, n)` rounds up to a multiple.
+- `a.b` is a key of a nested mapping and `a[0]` an item of a list. - `[a, b]` is a list. - `a | b` is `a` if it is
+present (not absent, not null), otherwise `b`. The operator binds as loosely as in Python, so that its operands may be
+sums and products without brackets. - `x if c else y` tests whether `c` is present and not 0. - `count(list, word)`
+counts an item, `len` and `sum` are Python's, and `up(x, n)` rounds up to a multiple.
 
 Arithmetic with an absent value gives an absent value.
 """

@@ -3,7 +3,7 @@
 `onnx_file` and `torch_export` return a `Trace`, whose operators are of the kinds in `operators.OPERATORS`. Exporters
 split some layers into several operators, and `normal.normalize` joins these again. `document` writes and reads a trace
 as JSON. `build` returns the graph of a trace. Traced models can use data parallelism, ZeRO and pipeline parallelism
-with stages of similar cost. They cannot use tensor parallelism, because a trace does not name the layers.
+with stages of similar cost. Tensor parallelism is not possible, because a trace does not name the layers.
 
 To add an operator, add its name to the tables of `onnx_file` and `torch_operators`. If none of the kinds in `OPERATORS`
 fits, add a kind with its `Rule`.
@@ -53,7 +53,7 @@ def count_pieces(trace: Trace) -> int:
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a traced model.
 
-    It has `count_pieces` equal layers, and each layer has an equal fraction of all traced operators. In training, a
+    The graph has `count_pieces` equal layers, each with an equal fraction of all traced operators. In training, a
     cross-entropy over the last dimension of the first output follows, unless the trace already has a loss.
     """
     trace = workload.model.trace

@@ -117,8 +117,8 @@ def _check(trace: Trace, name: str) -> None:
     """Raise SpecError if a trace cannot be priced.
 
     Raises:
-        SpecError: there is no operator or too many, a kind is unknown, an input has no origin, a shape or an attribute
-            is missing or does not fit, the samples are not a batch, or no output is computed from them.
+        SpecError: there are no operators or too many, a kind is unknown, an input has no origin, a shape or an
+            attribute is missing or does not fit, the samples are not a batch, or no output is computed from them.
     """
     if not 1 <= len(trace.operators) <= MOST_OPERATORS:
         raise SpecError(f"{name}: operators", f"there are {len(trace.operators)}", f"give 1 to {MOST_OPERATORS}")

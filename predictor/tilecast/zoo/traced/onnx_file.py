@@ -336,7 +336,7 @@ def _read_loss(node: _Node) -> _Call:
 
 
 def _read_gather(node: _Node) -> _Call:
-    """Return the call of a gather node. It is an embedding if it reads rows of a matrix of weights."""
+    """Return the call of a gather node, which is an embedding if the node reads rows of a matrix of weights."""
     axis = int(node.attributes.get("axis", 0))
     if axis == 0 and node.inputs[0] in node.reader.weights and len(node.shape(0)) == 2:
         return "embedding", node.inputs[:2], {}

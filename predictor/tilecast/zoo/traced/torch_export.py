@@ -80,8 +80,8 @@ def _trace_module(module: Any, inputs: tuple[Any, ...], target: str) -> Trace:
 def _clone_on_deepcopy() -> Any:
     """Return a context in which `copy.deepcopy` clones a tensor without its attributes.
 
-    PyTorch 2.15 copies the attributes too. One of them is the mode that made a fake tensor. Copying it may crash the
-    process.
+    PyTorch 2.15 copies the attributes too. One of them is the mode that made a fake tensor. To copy that mode may crash
+    the process.
     """
     import torch
     from torch.overrides import TorchFunctionMode
