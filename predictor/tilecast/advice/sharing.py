@@ -97,7 +97,8 @@ class SharingJob:
 def time_slicing_slowdown(members: Sequence[SharingJob], gpu: Gpu) -> float | None:
     """Return the factor by which jobs that time-slice a GPU slow each other down, or None if they do not fit.
 
-    They fit if the sum of their memory fits. The factor is the sum of their busy fractions, at least 1.
+    The jobs fit if the GPU has enough memory for all of them together. The factor is the sum of their busy fractions,
+    at least 1.
     """
     if sum(member.memory_bytes for member in members) > memory.usable_bytes(gpu):
         return None

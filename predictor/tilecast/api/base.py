@@ -281,8 +281,8 @@ def validate_model(schema: type[SchemaT], value: Mapping[str, Any], root: str) -
     """Return a mapping as a validated model of class `schema`. In errors, paths of fields begin with `root`.
 
     Raises:
-        SpecError: a field is unknown, missing, of the wrong type or out of bounds. A rule is violated, or the value
-            is nested too deeply. The message names the first problem in the order of `_ORDER`.
+        SpecError: a field is unknown, missing, of the wrong type or out of bounds, a rule is violated, or the value is
+            nested too deeply. The message names the first problem in the order of `_ORDER`.
     """
     try:
         return schema.model_validate(value)

@@ -326,13 +326,13 @@ def _make_annealing_budget(effort: int, options: int) -> _TrialBudget:
 
 
 def _anneal_plan(first: Assignment, budget: _TrialBudget, seed: int, temperatures: tuple[float, float]) -> Assignment:
-    """Return the best plan that simulated annealing meets, with random moves of one job and exchanges of two.
+    """Return the best plan found by simulated annealing, with random moves of one job and exchanges of two jobs.
 
     Source: Kirkpatrick, Gelatt and Vecchi (Science 220, 1983).
 
     Args:
         first: the plan to begin with.
-        budget: number of job starts that it may simulate.
+        budget: number of job starts that the annealing may simulate.
         seed: seed of the random moves.
         temperatures: the first and the last temperature, as shares of the deciding value.
     """

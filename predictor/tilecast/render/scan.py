@@ -98,7 +98,10 @@ def _list_cells(row: Any) -> list[str]:
 
 
 def _sum_totals(rows: Sequence[Any]) -> dict[str, Any]:
-    """Return the number of rows by outcome, and the money by currency that all jobs of a day would save."""
+    """Return the number of rows by outcome, and the GPU hours and the money that all jobs would save on a day.
+
+    The money is a mapping by currency.
+    """
     money = dict[str, float]()
     for row in rows:
         if row.money_saved is not None:

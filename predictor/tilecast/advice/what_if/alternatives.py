@@ -285,7 +285,9 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
 
 
 def _max_usable_gpus(request: Request, pool: Pool) -> int:
-    """Return the largest number of the pool's GPUs that the job may use. Above one node, it is in whole nodes."""
+    """Return the largest number of the pool's GPUs that the job may use. A number above one node is a number of whole
+    nodes.
+    """
     limits = request.constraints
     nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)
     most = min(nodes * pool.gpus_per_node, limits.max_gpus or pool.max_gpus)

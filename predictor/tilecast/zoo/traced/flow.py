@@ -216,7 +216,7 @@ class _DataFlowReader:
         return CalledOperator(operator.kind, attributes, inputs, output)
 
     def _sum_gradients(self, operator: TraceOperator) -> list[OperatorGroup]:
-        """Return a unit that sums two gradients, once for each read of an operator's output after the first read."""
+        """Return units that each add two gradients, one unit for every read of an operator's output after the first."""
         units = []
         for name in operator.outputs:
             again = self.uses[name] - 1
