@@ -252,7 +252,10 @@ def _add_recurrent(mixer: Mixer) -> None:
 
 
 def _add_short_convolution(mixer: Mixer) -> None:
-    """Add a convolution over few tokens between two gates. All are as wide as the hidden state."""
+    """Add a convolution over few tokens between two gates.
+
+    The convolution and the gates are as wide as the hidden state.
+    """
     h, width = float(mixer.workload.model.hidden), mixer.workload.model.hidden / mixer.rank.tensor
     mixer.add_linear("input", h, 3 * width)
     mixer.keep_tensor(3 * width)

@@ -285,8 +285,10 @@ def _suggest_batch(request: Request, best: Choice) -> str | None:
 
 
 def _max_usable_gpus(request: Request, pool: Pool) -> int:
-    """Return the largest number of the pool's GPUs that the job may use. A number above one node is a number of whole
-    nodes.
+    """Return the largest number of the pool's GPUs that the job may use.
+
+    If the number exceeds one node, it is rounded down to whole nodes. A number that the job sets itself is returned as
+    it is.
     """
     limits = request.constraints
     nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)
