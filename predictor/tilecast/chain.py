@@ -72,10 +72,10 @@ def price_strategies(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
 
 def find_cheapest_path(chain: Chain, limit_s: float = np.inf) -> Path | None:
     """Return the cheapest path that fits and costs less than `limit_s` seconds. Return None if no path does."""
-    whole = _IntegerChain.from_chain(chain)
+    whole = _ChainInPicoseconds.from_chain(chain)
     limit = limit_s * PICO
     best: _PathSolution | None = None
-    open_parts: list[tuple[float, float, _IntegerChain]] = []
+    open_parts: list[tuple[float, float, _ChainInPicoseconds]] = []
     byte_price = 0.0
     for cap in np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])[::-1]:
         part = whole.with_workspace_limit(int(cap))
@@ -114,7 +114,7 @@ _FORBIDDEN = np.iinfo(np.int64).max // 4
 
 
 @dataclass(frozen=True, slots=True)
-class _IntegerChain:
+class _ChainInPicoseconds:
     """A chain in whole picoseconds and bytes. `allowed` is the mask of strategies that may be used, (N, S)."""
 
     cost: Ints
@@ -125,7 +125,7 @@ class _IntegerChain:
     budget: int
 
     @classmethod
-    def from_chain(cls, chain: Chain) -> _IntegerChain:
+    def from_chain(cls, chain: Chain) -> _ChainInPicoseconds:
         allowed = np.isfinite(chain.cost)
         return cls(
             np.rint(np.where(allowed, chain.cost, 0.0) * PICO).astype(np.int64),
@@ -136,13 +136,13 @@ class _IntegerChain:
             int(chain.budget),
         )
 
-    def with_workspace_limit(self, cap: int) -> _IntegerChain | None:
+    def with_workspace_limit(self, cap: int) -> _ChainInPicoseconds | None:
         """Return the chain without strategies that need more than `cap` bytes of working memory.
 
         Its budget is reduced by `cap` bytes. The result is None if no path fits.
         """
         allowed = self.allowed & (self.working <= cap)
-        part = _IntegerChain(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
+        part = _ChainInPicoseconds(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
         lean = np.where(allowed, self.memory, _FORBIDDEN).min(axis=1)
         return part if allowed.any(axis=1).all() and lean.sum() <= part.budget else None
 

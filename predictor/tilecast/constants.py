@@ -274,7 +274,7 @@ class Constants:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeWidths:
+class RangeHalfWidths:
     """Half-widths of 90 % ranges, as logarithms."""
 
     communication: float
@@ -288,7 +288,7 @@ class RangeWidths:
     unstated: Mapping[str, float]
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> RangeWidths:
+    def from_table(cls, table: Mapping[str, Any]) -> RangeHalfWidths:
         """Return the widths in a table with the structure of the file.
 
         Raises:
@@ -309,9 +309,9 @@ def shipped_constants() -> Constants:
 
 
 @cache
-def shipped_widths() -> RangeWidths:
+def shipped_widths() -> RangeHalfWidths:
     """Return the widths of ranges that ship with Tilecast."""
-    return RangeWidths.from_table(_read_constants())
+    return RangeHalfWidths.from_table(_read_constants())
 
 
 @cache

@@ -669,13 +669,15 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
     layer_working = np.where(code == FULL, whole, selective)
     if (named := is_module_set(code)).any():
         # Outputs of modules are whole again while the backward pass of their layer runs.
-        again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
+        again = np.minimum(whole, layer_working + whole - _largest_saved_bytes_of_layer(sharded, code))
         layer_working = np.where(named, again, layer_working)
     if workload.offloaded_activations:
         # Activations of one layer are on their way to or from the host while another layer runs. Of a layer that is
         # recomputed, a framework counts the one tensor that it saves, rather than the layer.
         layers = np.where(code == FULL, frameworks.find_framework(workload).layers_in_transfer, 2.0)
-        layer_working = layer_working + workload.offloaded_activations * layers * _largest_kept_bytes(sharded, code)
+        layer_working = layer_working + workload.offloaded_activations * layers * _largest_saved_bytes_of_layer(
+            sharded, code
+        )
     layer_working = layer_working + copied
     early, later, late = _stage_activation_bytes(sharded, plans, kept)
     early = early + first + np.where(plans.pipeline > 1, 0.0, last)
@@ -749,7 +751,7 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     return first, second
 
 
-def _largest_kept_bytes(sharded: ShardedGraph, code: Ints) -> Floats:
+def _largest_saved_bytes_of_layer(sharded: ShardedGraph, code: Ints) -> Floats:
     """Return the bytes that the largest layer keeps of one micro-batch, for each of n recomputation codes, (n,)."""
     kept = [one for _, one in zoo.yield_kept_bytes_by_block(sharded, code)]
     return np.maximum.reduce(kept) if kept else np.zeros(len(code))

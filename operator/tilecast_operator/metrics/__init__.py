@@ -119,7 +119,7 @@ class Metrics(MetricFamilies):
         """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
-        shown = self._groups.choose_labels(calibrator.count_runs_by_group())
+        shown = self._groups.map_groups_to_labels(calibrator.count_runs_by_group())
         for group, errors in calibrator.compute_group_errors(shown).items():
             self.runs.labels(*group).set(errors.runs)
             for stage in errors.bias:

@@ -164,16 +164,16 @@ def read_job(options: JobOptions) -> JobInput:
     from tilecast.inputs import launches
 
     if launches.is_launch(options):
-        result = launches.read_launch_job(options, read_model_job)
+        result = launches.read_launch_job(options, read_job_without_launch)
     else:
-        result = read_model_job(options)
+        result = read_job_without_launch(options)
     for name, option in ANY_OPTIONS.items():
         if name in options.values:
             result = result.with_field(option.path.split("."), options.values[name], to_flag(name))
     return result
 
 
-def read_model_job(options: JobOptions) -> JobInput:
+def read_job_without_launch(options: JobOptions) -> JobInput:
     """Return the job that `options.job` describes, which is a name, a path or an object.
 
     If it describes only a model, the flags set the training options.

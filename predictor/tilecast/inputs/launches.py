@@ -48,12 +48,12 @@ def is_launch(options: JobOptions) -> bool:
     return bool(options.command) or (isinstance(options.job, str) and readers.is_launch_file(options.job))
 
 
-def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], JobInput]) -> JobInput:
+def read_launch_job(options: JobOptions, read_job_without_launch: Callable[[JobOptions], JobInput]) -> JobInput:
     """Return the job that a launch describes. Flags take precedence over the launch.
 
     Args:
         options: the command or the file, and values of flags.
-        read_model_job: function that reads the job of a model that the user names.
+        read_job_without_launch: function that reads the job of a model that the user names.
 
     Raises:
         SpecError: the launch cannot be read, or has options that change speed or memory and are not priced.
@@ -79,10 +79,10 @@ def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], 
         remedy = "say on how many GPUs by --baseline POOL:N, or give the samples of one optimizer step"
         raise SpecError("--batch", "is missing, and the launch does not say it", remedy)
     if has_model:
-        job = read_model_job(plain)
+        job = read_job_without_launch(plain)
     elif reading.model is None and reading.model_name:
         folder = Path() if options.command else Path(where).parent
-        job = _read_model(reading.model_name, folder, replace(plain, command=options.command), read_model_job)
+        job = _read_model(reading.model_name, folder, replace(plain, command=options.command), read_job_without_launch)
     elif reading.model is None:
         raise SpecError("model", "is not said by the launch", "name it before --: tilecast advise MODEL -- …")
     else:
@@ -101,7 +101,7 @@ def _import_job_input() -> type[JobInput]:
 
 
 def _read_model(
-    name: str, folder: Path, options: JobOptions, read_model_job: Callable[[JobOptions], JobInput]
+    name: str, folder: Path, options: JobOptions, read_job_without_launch: Callable[[JobOptions], JobInput]
 ) -> JobInput:
     """Return the job of the model that a launch names.
 
@@ -110,7 +110,7 @@ def _read_model(
             path, only the last part is used, as a name.
         folder: folder to which relative paths refer. Of a path outside it, only the last part is used.
         options: the job's options.
-        read_model_job: function that reads the job of a model that the user names.
+        read_job_without_launch: function that reads the job of a model that the user names.
 
     Raises:
         SpecError: the name is none of these, or the config.json describes no model.
@@ -125,11 +125,11 @@ def _read_model(
         if (is_typed or path.is_relative_to(root)) and path.is_file():
             if not huggingface.is_config(readers.load_mapping(readers.read_bounded(path, str(config)), str(config))):
                 raise SpecError(str(config), "describes no model", "give a config.json of Transformers")
-            return read_model_job(replace(options, job=str(config), command=()))
+            return read_job_without_launch(replace(options, job=str(config), command=()))
     if (known := readers.find_preset_in_name(name)) is not None:
         return _import_job_input().from_model(options, known, {"preset": known})
     if not name.startswith(hub.PREFIX) and hub.is_hub_name(name):
-        return read_model_job(replace(options, job=name, command=()))
+        return read_job_without_launch(replace(options, job=name, command=()))
     problem = f"{name[:80]!r} is no preset, and no folder beside the launch with a config.json"
     raise SpecError("model", problem, "copy its config.json there, or name a preset or ORG/NAME of the Hub")
 

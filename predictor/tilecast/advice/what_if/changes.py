@@ -195,15 +195,15 @@ A name is a path in a TrainingJob's spec, `plan.…` for a field of a stated pla
 """
 
 
-def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tolerance: int = 1) -> int:
-    """Return an integer for which `works` is true, found by bisection between `fails` and `succeeds`.
+def bisect_integers(predicate: Callable[[int], bool], false_end: int, true_end: int, tolerance: int = 1) -> int:
+    """Return an integer for which `predicate` is true, found by bisection between two ends.
 
-    Within `tolerance` of the result, towards `fails`, there is an integer for which `works` is false.
+    Within `tolerance` of the result, towards `false_end`, there is an integer for which `predicate` is false.
     """
-    while abs(succeeds - fails) > tolerance:
-        middle = (fails + succeeds) // 2
-        fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
-    return succeeds
+    while abs(true_end - false_end) > tolerance:
+        middle = (false_end + true_end) // 2
+        false_end, true_end = (false_end, middle) if predicate(middle) else (middle, true_end)
+    return true_end
 
 
 def describe_larger_memory(pool: Pool, needed_bytes: float) -> Change:
