@@ -35,7 +35,7 @@ class SearchInputs:
 
 @dataclass(frozen=True, slots=True)
 class PoolVersions:
-    """Version numbers of the pools, including corrections learned from runs. A change gives a new number."""
+    """Version numbers of the pools. A number changes with the pools and with the corrections learned from runs."""
 
     numbers: Mapping[str, int]
     """Number for each namespace with runs of its own. The empty name has the number for all others."""

@@ -91,7 +91,7 @@ class PricedExchange:
 
 @dataclass(frozen=True, slots=True)
 class SyncForecast:
-    """Forecast with one way of summing gradients over data-parallel ranks."""
+    """Forecast of a step if gradients are summed over data-parallel ranks in a given way."""
 
     gradient_sync: GradientSync
     server_updates: ServerUpdates | None
@@ -161,7 +161,10 @@ class Explanation:
 
     @property
     def balance(self) -> float:
-        """FLOP per byte above which a kernel is bound by the GPU's peak, and below which by memory bandwidth."""
+        """FLOP per byte at which the GPU's peak and its memory bandwidth limit a kernel equally.
+
+        A kernel with more FLOP per byte is bound by the peak, and a kernel with less by the bandwidth.
+        """
         return self.gpu.peak(self.precision) / self.gpu.memory_bandwidth_bytes_per_s
 
 

@@ -51,7 +51,7 @@ class BucketLimits(Columns):
 
     @classmethod
     def from_sizes(cls, workload: Workload, sizes_mib: Floats) -> BucketLimits:
-        """Return the limits of buckets that a user sized, in bytes, from sizes in MiB, (n,).
+        """Return the limits, in bytes, of buckets whose sizes in MiB a user gave, (n,).
 
         The first bucket has the framework's default size if that is smaller.
         """

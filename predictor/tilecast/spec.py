@@ -156,7 +156,7 @@ class SearchTooLargeError(SpecError):
 
     @classmethod
     def from_counts(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
-        """Return the error for `number` of `noun`, which is above `limit`."""
+        """Return the error for a search that needs too much: `number` of `noun`, where `limit` is allowed."""
         return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
 
 
@@ -352,7 +352,7 @@ class PartialPlan:
         `field` is the name of the plan in errors.
 
         Raises:
-            SpecError: a key is unknown or given twice, or a value is no count.
+            SpecError: a key is unknown or given twice, or a value is not a count.
         """
         items = re.split(r" *, *| +", re.sub(r" *= *", "=", text.lower().strip()))
         pairs = [
@@ -547,9 +547,10 @@ _HOLDINGS = np.array([1 if name in FOLDED_SCHEDULES else 2 * (name == "dualPipe"
 
 
 def stage_holding_codes(schedule: Ints) -> Ints:
-    """Return a code for the set of stages that each schedule puts on a rank, (n,). `schedule` has `SCHEDULE_CODES`.
+    """Return a code for the set of stages that each schedule puts on a rank, (n,).
 
-    It is 1 for a first and a last piece (`FOLDED_SCHEDULES`), 2 for two whole stages (DualPipe), and otherwise 0.
+    `schedule` has values of `SCHEDULE_CODES`. The code is 1 if a rank has the first and the last part of the model
+    (`FOLDED_SCHEDULES`), 2 if it has two whole stages (DualPipe), and otherwise 0.
     """
     return _HOLDINGS.take(schedule)
 
@@ -609,7 +610,7 @@ class Plans(Columns):
     def shard_ranks(self, degree: int | None) -> Floats:
         """Return the number of ranks over which ZeRO shards a dense weight, (n,).
 
-        `degree` is its limit on data parallelism.
+        `degree` is the largest number of data-parallel ranks that share the shards of a weight, or None for no limit.
         """
         data = self.data if degree is None else np.minimum(self.data, degree)
         return (data * self.context).astype(float)

@@ -1,4 +1,4 @@
-"""Read memory, activity and power of the GPUs of running jobs, which DCGM measures, from Prometheus."""
+"""Read from Prometheus the memory, activity and power that DCGM measures on the GPUs of running jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilecast_operator.observed.devices import DeviceUse
 
 
 class DeviceUseReader:
-    """Reader of memory, activity and power of GPUs. It is a `QuerySource`. Belongs to one event loop."""
+    """Reader of memory, activity and power of GPUs, which acts as a `QuerySource`. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, requests: JobRequestIndex) -> None:
         self._context = context

@@ -244,7 +244,7 @@ class JobController:
         return (self._states.get(key) or _JobState()).is_owed
 
     def _pop_original_annotations(self, key: Key) -> Mapping[str, str] | None:
-        """Return the job's annotations of Tilecast from before another client changed them, and forget them."""
+        """Return the job's annotations of Tilecast from before another client changed them, and forget this copy."""
         state = self._states.get_or_make(key)
         intact, state.intact = state.intact, None
         return intact

@@ -31,7 +31,7 @@ Origin: TypeAlias = tuple[str | None, int | None, PartialPlan | None]
 
 @dataclass(slots=True)
 class _MeasuredJob:
-    """Measured steps of a job, the placement in its last report, and a refused annotation."""
+    """Measured steps of a job, the placement in its last report, and its annotation if that was refused."""
 
     score: MeasuredForecast | None = None
     origin: Origin | None = None
@@ -50,7 +50,7 @@ class ForecastComparison:
         self._measured = context.records.add_table(_MeasuredJob)
 
     def get_measured_forecast(self, key: Key) -> MeasuredForecast | None:
-        """Return the measured steps of a job and their forecast, or None without a measured step."""
+        """Return the measured steps of a job and their forecast, or None if no step was measured."""
         return (self._measured.get(key) or _MeasuredJob()).score
 
     def load_measured_forecast(self, key: Key, seen: CachedObject[View], *, is_leader: bool) -> bool:
@@ -74,7 +74,7 @@ class ForecastComparison:
         return True
 
     def withdraw_annotation(self, key: Key, uid: str) -> None:
-        """Forget the measured steps of a job whose annotation was removed, if they came from it."""
+        """Forget the measured steps that came from an annotation which was removed from the job."""
         known = self.get_measured_forecast(key)
         if known is not None and known.window.latest.source == "annotation":
             del self._measured[key]

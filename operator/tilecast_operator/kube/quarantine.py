@@ -210,7 +210,7 @@ def _get_death_count(records: DeathRecords, key: Key) -> int:
 
 
 def _load_records(path: Path | None) -> dict[Key, DeathRecord]:
-    """Return the records that an earlier process saved. If they cannot be read, return none."""
+    """Return the records that an earlier process saved. If they cannot be read, return an empty mapping."""
     if path is None or not path.exists():
         return {}
     try:

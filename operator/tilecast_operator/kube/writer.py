@@ -86,7 +86,7 @@ class Writer:
     async def apply_fields(
         self, key: Key, document: Document, subresource: str = "", *, force: bool = True
     ) -> dict[str, Any]:
-        """Apply the fields of a document by server-side apply, and return the object. Errors are as in `annotate`."""
+        """Write the fields of a document by server-side apply, and return the object. Errors are as in `annotate`."""
         resource, path = self.kinds[key.kind].plural + subresource, self._make_object_path(key) + subresource
         try:
             return await self._send_and_count(

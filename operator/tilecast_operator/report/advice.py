@@ -17,7 +17,7 @@ MAX_BYTES = 4096
 
 
 def make_advice_annotations(advice: Advice) -> dict[str, str]:
-    """Return the annotations that show an advice. Without a recommendation, return an empty mapping."""
+    """Return the annotations that show an advice. If it has no recommendation, return an empty mapping."""
     best, shown = advice.best, get_advice_status(advice).recommendation
     if best is None or shown is None:
         return {}

@@ -80,10 +80,10 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
     power nor clock.
 
     The board is derived from its sibling. This is the shipped GPU with the same chip and form factor and the nearest
-    memory size. If the string names a type of memory, the board has as many stacks of this type as its size needs.
-    Without one, twice or half the memory is as many chips of another density, at an equal bandwidth. Memory of another
-    size has a bandwidth proportional to the size. The sustained rates of tensor cores grow with the cube root of power.
-    All rates of the chip are proportional to its clock.
+    memory size. If the string names a type of memory, the board has as many stacks of this type as its size needs. If
+    the string names no type, a board with twice or half the memory has as many chips of another density and the same
+    bandwidth. Memory of another size has a bandwidth proportional to the size. The sustained rates of tensor cores grow
+    with the cube root of power. All rates of the chip are proportional to its clock.
 
     Args:
         product: the product string, normalised by `normalise_product`.

@@ -275,9 +275,9 @@ class JobQueueReader:
         return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
 
     def _with_remaining_work(self, document: Document, job: QueuedJob) -> QueuedJob:
-        """Return the job as running, with its options reduced to the work that remains.
+        """Return the job as running, with the run time of its options reduced to the work that remains.
 
-        How much remains follows from the forecast on its present pool.
+        The remaining work follows from the time since its start and the forecast on its present pool.
         """
         return mark_as_running(job, -self._seconds_until(value_at_path(document, ("status", "startTime"))))
 

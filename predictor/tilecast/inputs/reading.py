@@ -80,7 +80,7 @@ def parse_count(text: str, flag: str, kilo: int = 1000) -> int:
         kilo: value of the suffix k, 1000 or 1024. M, G (or B) and T are its powers.
 
     Raises:
-        SpecError: the text has another form, or is no whole number.
+        SpecError: the text has another form, or is not a whole number.
     """
     match = re.fullmatch(_COUNT, text.strip().lower(), re.ASCII)
     number = Fraction(match[1]) * kilo ** _THOUSANDS[match[2]] if match else Fraction(1, 2)
@@ -90,11 +90,11 @@ def parse_count(text: str, flag: str, kilo: int = 1000) -> int:
 
 
 def parse_batch(text: str, flag: str, sequence: int | None) -> int:
-    """Parse a global batch into samples: `512`, `2k`, or the tokens of a step, such as `4Mtokens`.
+    """Parse a global batch, such as `512`, `2k` or `4Mtokens`, into a number of samples.
 
-    Tokens are divided by the sequence length. Their suffixes are powers of 1024, or of 1000 if only that gives whole
-    samples. If a sequence length is given, millions are taken as tokens, with a warning, because no step has so many
-    samples.
+    A number of tokens is divided by the sequence length. Its suffix means a power of 1024, or of 1000 if only that
+    gives whole samples. If a sequence length is given, millions without a unit are read as tokens, because no step has
+    so many samples. A warning says so.
 
     Args:
         text: the batch.
@@ -102,7 +102,7 @@ def parse_batch(text: str, flag: str, sequence: int | None) -> int:
         sequence: tokens per sample, or None if unknown.
 
     Raises:
-        SpecError: the text has another form, or the tokens are no whole number of samples.
+        SpecError: the text has another form, or the tokens are not a whole number of samples.
     """
     match = re.fullmatch(rf"{_COUNT} *(tok|tokens?)?", text.strip().lower(), re.ASCII)
     if match is None:

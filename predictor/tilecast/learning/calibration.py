@@ -76,7 +76,7 @@ def digest_workload(workload: Workload) -> str:
 
 
 def _to_json_value(value: object) -> object:
-    """Return a model or dataclass as a mapping, and any other value as text, for `json.dumps`."""
+    """Return a value in a form that `json.dumps` accepts: models and dataclasses as mappings, other values as text."""
     if isinstance(value, Model):
         return value.document()
     return {item.name: getattr(value, item.name) for item in fields(value)} if is_dataclass(value) else repr(value)
@@ -460,10 +460,7 @@ class RunFit:
         return Calibration(tuple(by_group), tuple(by_software))
 
     def _estimate_group_factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
-        """Return two arrays with a value for each of k groups, (k,).
-
-        The first corrects forecasts. The second scales the half-widths of their ranges.
-        """
+        """Return two factors for each of k groups, (k,) each: on forecasts, and on the half-widths of ranges."""
         if not effects:
             return np.ones(0), np.ones(0)
         loadings = np.zeros((len(self.index), len(effects)))
@@ -495,8 +492,8 @@ class RunFit:
         """Ratio of the observed spread of runs to the spread that the variances predict.
 
         It comes from the 90 % quantile of the leave-one-out errors, shrunk towards 1 as if 1 / (1 - `COVERAGE`) more
-        runs had the predicted spread. Without runs of this namespace, it is the median over other namespaces without
-        the smallest ratio.
+        runs had the predicted spread. If this namespace has no runs, the ratio is the median of those of other
+        namespaces, of which the smallest is left out.
         """
         if not self.counts:
             is_apart = self.consensus.disagrees if self.consensus else ()

@@ -31,7 +31,7 @@ class ProductAlias(_TableModel):
 
 
 class LabelSource(_TableModel):
-    """Label keys by which one labeller, such as GPU Feature Discovery, describes the GPUs of a node."""
+    """Keys of the labels with which one program, such as GPU Feature Discovery, describes the GPUs of a node."""
 
     name: str
     product: str
@@ -47,7 +47,7 @@ class LabelSource(_TableModel):
     def find_gpu_name(self, product: str, memory_mib: int | None) -> str | None:
         """Return the GPU name that a product label means, or the label's value if no alias matches it.
 
-        If the memory contradicts all aliases, or does not decide between several GPUs, return None.
+        If the memory contradicts all aliases, or several GPUs have this memory, return None.
 
         Args:
             product: value of the product label.
@@ -68,8 +68,8 @@ class LabelSource(_TableModel):
 class PartitionRule(_TableModel):
     """A label whose value can show that a node's GPUs are cut by MIG, shared or virtual.
 
-    It does if it contains `contains`, is in `equals`, is a number greater than `above`, or matches the regular
-    expression `pattern`.
+    A value shows this if it contains the text `contains`, is one of `equals`, is a number greater than `above`, or
+    matches the regular expression `pattern`.
     """
 
     code: str

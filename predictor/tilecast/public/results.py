@@ -146,7 +146,7 @@ class Advice(core.Advice):
 
 @dataclass(frozen=True, slots=True)
 class PoolFit:
-    """Whether a job fits into the GPU memory of one pool. Bytes are those of the GPU that holds most."""
+    """Whether a job fits into the GPU memory of one pool. Bytes are those of the GPU that needs most memory."""
 
     pool: str
     fits: bool
@@ -390,7 +390,7 @@ def _list_fit_cells(fit: PoolFit) -> tuple[str, ...]:
 
 
 def _list_memory_cells(memory: Mapping[str, float] | None) -> tuple[str, ...]:
-    """Return table cells with the GiB of each purpose in `_BILL`, then the GiB of all other purposes."""
+    """Return the GiB of each purpose in `_BILL`, and the GiB of all other purposes together, as table cells."""
     if memory is None:
         return ("",) * (len(_BILL) + 1)
     sizes = [memory.get(name, 0.0) for name in _BILL]

@@ -14,7 +14,7 @@ NAME = "Lightning CSV"
 
 
 def recognise(path: Path, head: bytes) -> bool:
-    """Return whether a file has a CSV file's name and column titles in its first line."""
+    """Return whether a file has the name of a CSV file, and column titles in its first line."""
     return path.suffix == ".csv" and b"," in head.split(b"\n")[0]
 
 
