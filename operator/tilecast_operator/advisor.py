@@ -128,7 +128,7 @@ class Advisor:
         self._report, self._of_namespace = report, of_namespace
 
     def find_namespaces_over_budget(self) -> Mapping[str, float]:
-        """Return the namespaces over their budget of search time, each with its seconds in the last minute."""
+        """Return the namespaces over their budget of search time, each with the seconds it used in the last minute."""
         return self._searches.turns.find_namespaces_over_budget()
 
     def find_namespaces_behind_others(self) -> Mapping[str, float]:

@@ -41,5 +41,5 @@ class PoolVersions:
     """Number for each namespace with runs of its own. The empty name has the number for all others."""
 
     def get_version(self, namespace: str) -> int:
-        """Return the version number of a namespace's pools, or 0 without pools."""
+        """Return the version number of a namespace's pools, or 0 if there are no pools."""
         return self.numbers.get(namespace, self.numbers.get("", 0))

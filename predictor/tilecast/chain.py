@@ -11,10 +11,10 @@ both;
 * a label is dropped if it cannot become cheaper than a known path. The bound is Lagrange's: for a price μ >= 0 of a
   byte, cost + μ (memory - budget) over the best ending is never more than the true cost of a path that fits.
 
-Both rules keep an optimal path, so the answer is exact. Costs are counted in picoseconds and memory in bytes, as
+Neither rule drops all optimal paths, so the result is exact. Costs are counted in picoseconds and memory in bytes, as
 integers: sums are exact, and equal beginnings compare as equal. If more than `MOST_LABELS` labels remain at a link,
-those with the smallest bounds are kept. The smallest bound among the others limits how far from the optimum the answer
-can be.
+those with the smallest bounds are kept. The smallest bound among the others limits how far the result can be from the
+optimum.
 
 `find_cheapest_path` and `find_stage_starts` are the entry points.
 """

@@ -1,7 +1,7 @@
 """Break down the step time of one plan into operators, exchanges and sums.
 
-All times come from `step`. `step` has the synchronisation of gradients only as a sum, so it is what remains after the
-other parts.
+All times come from `step`. `step` includes the synchronisation of gradients only in a sum, so its time is that sum
+minus the other parts.
 """
 
 from __future__ import annotations

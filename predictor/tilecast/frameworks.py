@@ -308,7 +308,7 @@ def list_attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
 
 
 def gradient_bytes(workload: Workload) -> float:
-    """Return the bytes of a gradient that is summed over micro-batches, stored and sent."""
+    """Return the bytes of one element of a gradient that is summed over micro-batches, stored and sent."""
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 

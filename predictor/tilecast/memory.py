@@ -191,7 +191,7 @@ def context_bytes(workload: Workload, plans: Plans, gpu: Gpu | None) -> Floats:
 
 
 def shared_context_bytes(workload: Workload, plans: Plans, gpu: Gpu) -> float:
-    """Return the bytes of libraries and communicators of a job whose layers follow different plans."""
+    """Return the bytes of libraries and communicators for a job whose layers have different plans."""
     groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _DEGREES)
     return float(_library_bytes(workload, np.array(float(groups)), plans.expert.max(), gpu))
 

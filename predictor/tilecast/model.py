@@ -1,7 +1,7 @@
 """Models: the dimensions of an architecture.
 
 `Model` has the dimensions that every family has. `Model.dimensions` has the dimensions that only one family has, in a
-frozen dataclass that stands beside the functions in `tilecast.zoo` that build the family's graph.
+frozen dataclass. The dataclass is in the module of `tilecast.zoo` that builds the family's graph.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class BucketLimits(Columns):
 
         A framework that can overlap the reduction with the backward pass uses a single bucket if the job disables the
         overlap (Megatron-Core, distributed/distributed_data_parallel.py: bucket_size is None without
-        overlap_grad_reduce). A framework that cannot overlap them keeps its buckets.
+        overlap_grad_reduce). A framework that cannot overlap reduction and backward pass uses its usual buckets.
 
         Args:
             workload: the job.

@@ -583,9 +583,10 @@ class Plans(Columns):
         return len(self.data)
 
     def distinct_splits(self, *columns: Ints) -> DistinctRows:
-        """Return groups of neighbouring rows that differ only in ZeRO stage, virtual stages and pipeline schedule.
+        """Return one row for each group of neighbouring plans that differ only in the columns below.
 
-        Rows of a group are also equal in the given `columns`, (n,), and in `stage_holdings`.
+        The columns are ZeRO stage, virtual stages and pipeline schedule. Plans of a group are also equal in the given
+        `columns`, (n,), and in `stage_holdings`.
         """
         open_names = ("zero_stage", "virtual_stages", "schedule")
         names = (item.name for item in fields(self) if item.name not in open_names)
@@ -617,7 +618,7 @@ class Plans(Columns):
 
     @property
     def expert_replicas(self) -> Floats:
-        """Number of ranks that hold the same experts, which are spread over tensor and data ranks, (n,)."""
+        """Number of ranks that hold the same experts, (n,). Experts are spread over tensor and data ranks."""
         return np.maximum(self.replicas * self.tensor / (self.expert * self.expert_tensor), 1.0)
 
     def row(self, index: int) -> Plan:

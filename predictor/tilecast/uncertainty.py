@@ -71,7 +71,7 @@ def range_widths(workload: Workload, priced: PricedPlans, widths: RangeWidths | 
 
 
 def slow_host_step_s(step_s: Floats, launch_s: Floats, widths: RangeWidths | None = None) -> Floats:
-    """Return the seconds of each plan's step on a slow host, (n,), by which ties between plans are decided.
+    """Return the seconds of each plan's step on a slow host, (n,), which decide ties between plans.
 
     Hosts differ more than GPUs and networks, and a slow host only makes a step longer. So of two plans with similar
     forecasts, the plan that waits less for its host is the better choice. In the 47 groups of plans that vTrain

@@ -55,7 +55,7 @@ class DeviceUseReader:
             self._context.runtime.add(key, in_background=True)
 
     def find_use(self, key: Key) -> DeviceUse | None:
-        """Return the last values read for the GPUs of a job's running target, or None."""
+        """Return the last values read for the GPUs of a job's running target, or None if there are none."""
         use = self._use.get(key)
         job = None if use is None else find_running_target(self._context, self._requests, key)
         return use if use is not None and job is not None and job.uid == use.job_uid else None

@@ -135,7 +135,7 @@ class PoolLearningController:
 
         Args:
             namespace: Namespace of the job.
-            keys: Keys of the job and of its TrainingJob, as far as they exist.
+            keys: Key of the job, and key of its TrainingJob if there is one.
             workloads: Digests of the workloads.
         """
         names = {name_template(key.name) for key in keys}

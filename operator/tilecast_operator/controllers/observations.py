@@ -203,7 +203,10 @@ class StepReportReceiver:
                 log.warning("%s: the progress of its TrainJob does not count: %s", key, refused)
 
     async def _compare_report(self, key: Key, report: StepReport) -> None:
-        """Compare a report with its job's forecast, and schedule the job. The more reports, the longer the delay."""
+        """Compare a report with its job's forecast, and schedule the job after a delay.
+
+        The delay grows with the number of reports.
+        """
         pools = self._pools.find_report(key.namespace)
         score = await self._scores.compare_report(key, self._context.cache.training_jobs.get(key), pools, report)
         self._unwritten[key] = True

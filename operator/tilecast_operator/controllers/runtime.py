@@ -116,8 +116,8 @@ class Runtime:
         Args:
             kind: The kind.
             reconcile: Function that handles a key.
-            table: Cache of the objects. A key without an object on the API server is dropped from it.
-            gone: Function to call with such a key instead.
+            table: Cache of the objects. A key is dropped from it if the API server has no such object.
+            gone: Function to call with such a key, instead of dropping it.
         """
         self._reconcile[kind] = reconcile
         self._gone[kind] = gone or (lambda key: None if table is None else table.forget_object(key))

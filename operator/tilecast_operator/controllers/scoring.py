@@ -86,9 +86,9 @@ class ForecastComparison:
         return None if refused is None else refused[1]
 
     async def compare_annotation(self, key: Key, seen: CachedObject[View], pools: NodesReport, text: str) -> bool:
-        """Compare the step time in a job's annotation with the forecast.
+        """Compare the step time in a job's annotation with the forecast. Return whether the comparison was made.
 
-        Return False if that was done before or fails.
+        The result is False if the same annotation was compared or refused before, or if it is refused now.
         """
         part = self._measured.get(key) or _MeasuredJob()
         is_taken = part.score is not None and part.score.window.latest.annotation == text[:32]
@@ -197,7 +197,8 @@ def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> Compl
 def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
     """Return the pool that a report comes from, or None if the report names neither node nor GPU.
 
-    It is the pool of the node, or a pool with the GPU. If several pools have the GPU, it is the recommended one.
+    The result is the pool of the node, or else the pool with the GPU. If several pools have the GPU, the result is the
+    recommended pool.
 
     Raises:
         RefusedReport: No pool has the GPU, or several pools have it and none of these is recommended.
@@ -220,6 +221,6 @@ def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> 
 
 
 def _read_baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:
-    """Return the GPU-seconds per step of the baseline in a status, or None without a baseline."""
+    """Return the GPU-seconds per step of the baseline in a status, or None if there is no baseline."""
     baseline = status.baseline
     return None if baseline is None else baseline.step_seconds.target * baseline.gpus

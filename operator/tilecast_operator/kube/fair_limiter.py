@@ -143,7 +143,7 @@ class FairLimiter:
 
     @contextmanager
     def add_request(self, key: Hashable, permit_request: PermitRequest) -> Iterator[None]:
-        """Record, for the duration of a `with` block, that a namespace waits for the work with this key."""
+        """Record that a namespace waits for the work with this key, for the duration of a `with` block."""
         requests = self._requests.setdefault(key, [])
         requests.append(permit_request)
         for waiter in self._waiters.get(key, ()):

@@ -186,7 +186,7 @@ class KeyQueue(Generic[KeyT]):
             del self._running_of[namespace]
 
     def find_stalled_s(self) -> float:
-        """Return the seconds for which no key was finished although there was work. It is 0 without work."""
+        """Return the seconds for which no key was finished although there was work. Return 0 if there is no work."""
         return self._clock() - self._last_progress if self._ready or self._running else 0.0
 
     def _drop_replaced_delays(self) -> None:

@@ -43,7 +43,7 @@ class Writer:
         count: function to call with the resource and the outcome of each write: `ok`, an HTTP status, or `unreachable`.
         now: function that returns the time in the format of Kubernetes.
         author: names that identify the writer.
-        kinds: where the kinds of objects are served.
+        kinds: cache of the API groups and kinds that the API server serves.
         max_requests: largest number of concurrent requests.
     """
 

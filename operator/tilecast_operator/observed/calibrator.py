@@ -116,7 +116,7 @@ class Calibrator:
         return self._fitted.find_table(names[0] if len(names) == 1 else None)
 
     def make_pool_calibration_status(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
-        """Return `calibration` and `error` for a pool's status. Each is None if it is based on no run."""
+        """Return `calibration` and `error` for a pool's status. Each is None if there are no runs for it."""
         if not self._store.list_pool_runs(name):
             return None, None
         status = PoolCalibration(corrections=build_correction_records(self._reported_table, gpu))

@@ -294,7 +294,7 @@ class StepWindow:
 
     @property
     def parts(self) -> MeasuredParts:
-        """Seconds of the parts of the median step: those of the latest report, scaled to the median step."""
+        """Seconds of each part of the median step: the parts of the latest report, scaled to the median step."""
         return self.latest.parts.scale_by(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     @property

@@ -54,7 +54,7 @@ def size_bytes(annotations: Mapping[str, str]) -> int:
 
 
 def make_event(outcome: AdviceOutcome, before: Summary, summary: Summary) -> EventContent | None:
-    """Return the Event about a TrainingJob's advice outcome, or None if the status already showed it.
+    """Return the Event about a TrainingJob's advice outcome, or None if the status showed the outcome before.
 
     Args:
         outcome: The advice, or why there is none.
@@ -91,7 +91,7 @@ def make_job_event(outcome: AdviceOutcome, applied: str | None = None) -> EventC
 
 
 def describe_gain(outcome: AdviceOutcome) -> str:
-    """Return a text that compares the best plan with the job's baseline, or "" without a baseline."""
+    """Return a text that compares the best plan with the job's baseline, or "" if there is no baseline."""
     if isinstance(outcome, AdviceRefusal) or outcome.best is None or outcome.baseline is None:
         return ""
     own, best = outcome.baseline, outcome.best

@@ -156,7 +156,7 @@ def _write_job(job: JobRow) -> list[str]:
 
 
 def write_forecasts(state: ClusterState, query: PageQuery, now_s: float) -> str:
-    """Return the page of forecasts beside measured steps."""
+    """Return the page that compares forecasts with measured steps."""
     measured = _list_measured(state)
     if not measured:
         body = [

@@ -108,7 +108,7 @@ class QueueSlot:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A measured step beside its forecast, in seconds."""
+    """A measured step and its forecast, in seconds."""
 
     pool: str
     """Pool that the job runs on, as far as is known."""
@@ -180,7 +180,7 @@ class JobRow:
 
 
 def _read_measured(status: Document) -> MeasuredRow | None:
-    """Return the measured step beside the forecast of a status, or None if the status lacks one of them."""
+    """Return the measured step and its forecast in a status, or None if the status lacks one of them."""
     observed, forecast = as_mapping(status.get("observed")), as_mapping(status.get("forecast"))
     advised = as_mapping(status.get("recommendation"))
     step = as_mapping(forecast.get("stepSeconds")) or as_mapping(advised.get("stepSeconds"))

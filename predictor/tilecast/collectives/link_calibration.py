@@ -302,7 +302,7 @@ def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.
 
     Args:
         where: file and line, for messages.
-        name: program of nccl-tests without `_perf`. It is empty if the log does not name it.
+        name: name of the nccl-tests program without `_perf`. Empty if the log does not name the program.
         hosts: group number and host of each rank of the run.
         row: fields of the row.
 

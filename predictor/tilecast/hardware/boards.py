@@ -230,7 +230,10 @@ def complete_specifications(specifications: GpuFile, shipped_files: Iterable[Gpu
 
 
 def _is_close(first: GpuFile, second: GpuFile, name: str) -> bool:
-    """Return whether the field `name` of two GPU files differs by at most `same_figure`, a share in `boards.toml`."""
+    """Return whether two GPU files have nearly equal values in the field `name`.
+
+    Their relative difference may be at most `same_figure` in `boards.toml`.
+    """
     return math.isclose(getattr(first, name), getattr(second, name), rel_tol=read_boards().same_figure)
 
 

@@ -185,8 +185,8 @@ class LinkFile(_FileModel):
             other_links: the links that `beyond` may name, by name.
 
         Raises:
-            SpecError: the table of protocols or the link in `beyond` is unknown. `beyond` names this link, or a link
-                that has a `beyond` too. A protocol is faster than the bandwidth.
+            SpecError: the table of protocols or the link in `beyond` is unknown. The link in `beyond` is this link
+                itself, or has a `beyond` too. A protocol is faster than the bandwidth.
         """
         next_link = other_links.get(self.beyond or "")
         if self.beyond and (self.beyond == self.name or (next_link and next_link.beyond)):

@@ -392,7 +392,7 @@ def read_described_job(options: JobOptions, document: Document, text: str, items
     Args:
         options: the job's options. Options of a bare model apply if the command describes the job.
         document: the manifest.
-        text: text that contains it.
+        text: text that contains the manifest.
         items: objects of the text.
 
     Raises:

@@ -24,7 +24,7 @@ def parse_seconds(text: str, flag: str = "--deadline") -> int:
     """Parse a duration such as `5400`, `90min`, `36h` or `14d` into whole seconds. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|w|)", text.strip(), re.ASCII)
     if match is None:
@@ -57,7 +57,7 @@ def parse_amount(value: str, flag: str = "--budget") -> dict[str, Any]:
     """Parse an amount of money, such as `5000` or `5000 EUR`, into `amount` and `currency`. The default is USD.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", value.strip(), re.ASCII)
     if match is None:
@@ -129,7 +129,7 @@ def parse_number(text: str, flag: str) -> float:
     """Parse a number such as `0.5` or `6000`. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     if re.fullmatch(r"\d{1,15}(?:\.\d{0,15})?(?:e-?\d{1,2})?", text.strip().lower(), re.ASCII) is None:
         raise SpecError(flag, f"cannot read {text[:40]!r}", "write a number, for instance 0.5 or 6000")
@@ -140,7 +140,7 @@ def parse_range(text: str, flag: str) -> dict[str, int]:
     """Parse a range of global batches such as `256..1k` into `min` and `max`. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     low, dots, high = text.partition("..")
     if not dots:
@@ -152,7 +152,7 @@ def parse_name_and_count(flag: str, text: str) -> tuple[str, int]:
     """Parse `NAME:COUNT`, or `NAME:NODESxGPUS`, into a name and a count. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     name, colon, count = text.strip().partition(":")
     factors = count.split("x")

@@ -166,7 +166,8 @@ class Correction:
 class Calibration:
     """Corrections of forecasts, learned from runs.
 
-    A group without a correction uses that of the next coarser group. Without any, its forecasts do not change.
+    A group without a correction uses that of the next coarser group. If no coarser group has one, its forecasts do not
+    change.
     """
 
     corrections: tuple[Correction, ...] = ()
@@ -198,7 +199,7 @@ class Calibration:
         )
 
     def find_software_ratio(self, framework: str, family: str) -> float:
-        """Return the factor for a framework and model family, by which the ratio of a group is multiplied."""
+        """Return the factor for a framework and model family. The ratio of a group is multiplied by this factor."""
         return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
     def list_factors_by_gpus(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
@@ -215,10 +216,10 @@ class Calibration:
         return ratio, width
 
     def differs_from(self, other: Calibration, tolerance: float = 0.01) -> bool:
-        """Return whether any ratio differs from that of the other calibration by more than the relative tolerance.
+        """Return whether any ratio differs from that in another calibration by more than a relative tolerance.
 
-        Widths may differ five times as much. Calibrations also differ if one has at least twice as many runs of a
-        group, or if only one has `PROVEN_RUNS` runs of the group itself.
+        Widths of ranges may differ by five times the tolerance. Calibrations also differ if one has at least twice as
+        many runs of a group, or if only one has `PROVEN_RUNS` runs of the group itself.
         """
         if self is other:
             return False

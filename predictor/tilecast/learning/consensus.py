@@ -70,7 +70,7 @@ class ContributorEstimate:
         return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
 
     def find_pull_length(self, mean: Floats, shift: float) -> float:
-        """Return the length of this contributor's pull on the estimate (see the module).
+        """Return the length of this contributor's pull on the estimate, which the module's docstring defines.
 
         Args:
             mean: mean of the contributor's effects, (k,).

@@ -108,7 +108,7 @@ class MeasuredParts:
     def blend_with(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
         """Return the weighted mean of these parts and newer parts, where the newer parts have weight `weight`.
 
-        A part that only one of the two has keeps that value.
+        A part that only one of the two has is taken unchanged.
         """
         both = zip(self.values, newer.values, strict=True)
         return MeasuredParts(

@@ -60,7 +60,7 @@ def find_count(document: object, path: Path, default: int = 1) -> int:
     """Return the number at a path, or the default if there is none.
 
     Raises:
-        SpecError: it is not a number of pods.
+        SpecError: the value is not a number of pods.
     """
     value = value_at_path(document, path)
     if value is None:
@@ -302,7 +302,7 @@ def _read_runtime_environment(document: Document) -> dict[str, str]:
     """Return the environment variables in `spec.runtimeEnvYAML`.
 
     Raises:
-        SpecError: it is not a YAML mapping.
+        SpecError: the text is not a YAML mapping.
     """
     text = value_at_path(document, ("spec", "runtimeEnvYAML"))
     if not isinstance(text, str) or not text.strip():

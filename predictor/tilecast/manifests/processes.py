@@ -299,7 +299,7 @@ _MAPPED = re.compile(r"ppr:([0-9]{1,7}):node(?::.*)?", re.IGNORECASE)
 
 
 def _list_mpi_calls(script: Script, line: LaunchLine) -> list[Sequence[str]]:
-    """Return the words of mpirun and its options, for each command that starts the program with it."""
+    """Return the mpirun calls that start the program, each as the words of mpirun and its options."""
     found = list[Sequence[str]]()
     starts = [script.commands[index] for index in _find_commands(line, script)]
     program = line.program.rpartition(" ")[2]

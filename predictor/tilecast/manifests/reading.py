@@ -121,7 +121,7 @@ class JobReading:
 
 
 def list_config_maps(document: Document, runtime: Document | None = None) -> set[str]:
-    """Return the names of the ConfigMaps that the pods of a launch may read, or none if the pods are not found.
+    """Return the names of the ConfigMaps that the pods of a launch may read, or an empty set if the pods are not found.
 
     Args:
         document: the job's manifest.

@@ -110,7 +110,7 @@ def _list_user_pools(
 ) -> list[FoundPool]:
     """Return the pools of the GPUPools that users wrote. Errors of invalid GPUPools are added to `invalid`.
 
-    The number of nodes that a user wrote is kept, even if some nodes cannot be used.
+    The number of nodes that a user wrote is used, even if some nodes cannot be used.
     """
     pools = []
     for name in sorted(existing.specs):

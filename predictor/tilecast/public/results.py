@@ -178,7 +178,7 @@ class PoolFit:
 
     @classmethod
     def from_offer(cls, offer: core.Offer, roomy: core.Offer | None) -> PoolFit:
-        """Return the answer for a plan that fits.
+        """Return the result for a plan that fits.
 
         If the plan is tight, `roomy` is a plan that has memory to spare.
         """
@@ -205,7 +205,7 @@ class PoolFit:
 
     @classmethod
     def from_rejection(cls, rejection: core.Rejection) -> PoolFit:
-        """Return the answer for a pool that cannot run the job."""
+        """Return the result for a pool that cannot run the job."""
         change = rejection.change
         is_known = rejection.code == "OutOfMemory"
         return cls(
@@ -225,7 +225,7 @@ class PoolFit:
         )
 
     def describe_remedy(self) -> str:
-        """Return the remedy as text, with the step time and the price of the plan after it."""
+        """Return the remedy as text, with the step time and the price of the plan that becomes possible."""
         return describe_priced(self.remedy, self.remedy_step_seconds, self.remedy_cost_per_1000_steps, self.currency)
 
 
@@ -241,7 +241,7 @@ class Fits:
 
     @classmethod
     def from_advice(cls, advice: core.Advice) -> Fits:
-        """Return the answer for every pool: from its plan in the predictor's advice, or from its rejection."""
+        """Return the result for every pool: from its plan in the predictor's advice, or from its rejection."""
         is_free = advice.request.plan is None
         pools = [
             PoolFit.from_offer(

@@ -234,7 +234,7 @@ def _price_steps(workload: Workload, space: _SearchSpace, pool: Pool) -> tuple[s
 
 @dataclass(frozen=True, slots=True)
 class _SearchSpace:
-    """Plans of a workload, with functions for intermediate results that are equal on all pools of one shape."""
+    """Plans of a workload, with functions that compute what is equal on all pools of one shape."""
 
     plans: Plans
     is_bounded: bool

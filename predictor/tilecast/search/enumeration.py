@@ -210,8 +210,8 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits
     `digits` is below 64, a GPU count divides a node or fills whole nodes. Plain data parallelism may then also use the
     largest number of GPUs in one node that divides the batch.
 
-    A node count is kept if its binary form has only zeros after the first `digits` digits. With 4 digits, these are all
-    counts up to 16 and every second count up to 32. The node count of the whole pool is always kept.
+    A node count is tried if its binary form has only zeros after the first `digits` digits. With 4 digits, these are
+    all counts up to 16 and every second count up to 32. The node count of the whole pool is always tried.
     """
     most_gpus = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
     most = min(most_gpus, limits.max_gpus or most_gpus, limits.gpus or most_gpus)
@@ -408,9 +408,9 @@ def _add_split_experts(splits: _Table) -> _Table:
 
 
 def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
-    """Choose at most one size of each row from each power of two up to the next, and return a mask, (n, m).
+    """Return a mask, (n, m), of the sizes that each row tries: at most one from each power of two up to the next.
 
-    A row gets the power of two if it is allowed. Otherwise it gets the largest allowed size before the next power.
+    A row tries the power of two if it is allowed. Otherwise it tries the largest allowed size before the next power.
 
     Args:
         micro: sizes in ascending order, such as samples of a micro-batch, (m,).

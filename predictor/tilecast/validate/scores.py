@@ -217,8 +217,8 @@ def rank_plans(
         rows: the rows.
         predicted_s: forecast step of each row in seconds, (n,).
         measured_s: measured step of each row in seconds, (n,).
-        cautious_s: step on a slow host, (n,), by which plans with tied forecasts are chosen. With None, the plan with
-            the shortest forecast is chosen.
+        cautious_s: step on a slow host, (n,), which decides between plans with tied forecasts. None stands for choosing
+            the plan with the shortest forecast.
     """
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):

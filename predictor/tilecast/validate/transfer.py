@@ -140,7 +140,10 @@ def build_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -
 
 
 def pair_runs(subjects: TransferRuns) -> dict[str, tuple[Ints, Ints]]:
-    """Return indices of the known rows and of the target rows of all pairs, (P,) each, by kind of pairs."""
+    """Return the pairs of each kind, by name of the kind, as two arrays of row indices, (P,) each.
+
+    The first array has the known rows, and the second array has the target rows.
+    """
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, model in enumerate(subjects.model):
         alike[model].append(index)

@@ -1,4 +1,4 @@
-"""Read the form of the page from a request, and answer forms one after another, whatever server asks.
+"""Read the page's form from a request, and answer forms one after another, for any server.
 
 `tilecast_operator.web` serves the same form beside the operator, with another server and another kind of process.
 """

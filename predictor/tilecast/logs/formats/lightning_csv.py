@@ -22,7 +22,7 @@ def read(path: Path) -> LoggedRun | None:
     """Return the run, or None if there are too few steps.
 
     Raises:
-        SpecError: no column is a step number, or none is a time.
+        SpecError: no column contains step numbers, or no column contains times.
     """
     lines = iterate_lines(path)
     columns = next(csv.reader([next(lines, "").removeprefix("\ufeff")]), [])
