@@ -112,7 +112,7 @@ def require_token(token: str, namespace: str, now_s: float) -> None:
     """Check the claims of a token. A TokenReview verifies its signature later.
 
     Raises:
-        RefusedReport: the token has expired, is not yet valid, is for another audience, or is of another namespace.
+        RefusedReport: there is no token, or it is not valid now, is for another audience, or is of another namespace.
     """
     if not token:
         raise RefusedReport("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")

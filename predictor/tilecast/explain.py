@@ -229,7 +229,10 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 def _forecast_gradient_syncs(
     workload: Workload, plans: Plans, sharded: ShardedGraph, pool: Pool
 ) -> tuple[SyncForecast, ...]:
-    """Return the plan's forecast for each way to sum gradients."""
+    """Return the plan's forecast for each way to sum gradients.
+
+    The result is empty without training, for a single replica, and for a ZeRO stage above 0.
+    """
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
     priced, inputs = blocks.kernel_seconds(workload, sharded, pool.gpu), StepInputs.from_plans(sharded, plans, pool)

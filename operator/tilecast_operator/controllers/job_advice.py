@@ -107,8 +107,8 @@ class JobAdvisor:
     async def _read_command(self, job: Job, document: Document, runtime: Document | None) -> _CommandReading:
         """Return the model and training that a job's command contains. Return an empty reading if nothing must be read.
 
-        Nothing must be read if the job requests no advice, or if its annotations state model and training. ConfigMaps
-        that the pods mount are read only if the settings allow it.
+        Nothing must be read if the job requests no advice, if another job owns it, or if its annotations state model
+        and training. ConfigMaps that the pods mount are read only if the settings allow it.
         """
         annotations = job.annotations
         is_stated = annotations.get(jobs.MODEL, "").strip() and jobs.TRAINING in annotations

@@ -76,7 +76,7 @@ class CorrectionMetrics:
         return len(self._list_ratios(run))
 
     def _median_change(self, run: str) -> float:
-        """Return the median relative change in step time of the jobs that one kind of runs corrects.
+        """Return the median of the relative changes in step time that one kind of runs causes, without their signs.
 
         Return NaN if these runs correct no job.
         """

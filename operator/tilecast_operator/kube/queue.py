@@ -139,10 +139,9 @@ class KeyQueue(Generic[KeyT]):
         return key
 
     def _has_worker(self, _: KeyT, namespace: str) -> bool:
-        """Return whether a free worker may take another key of a namespace.
+        """Return whether a namespace may use another worker: it must use fewer workers than are free.
 
-        A namespace may occupy at most half of the workers that are still free. Cluster-scoped keys always get a worker,
-        because they are few.
+        Cluster-scoped keys always get a worker, because they are few.
         """
         return not namespace or self._running_of[namespace] < self.workers - len(self._running)
 

@@ -47,11 +47,11 @@ class LabelSource(_TableModel):
     def find_gpu_name(self, product: str, memory_mib: int | None) -> str | None:
         """Return the GPU name that a product label means, or the label's value if no alias matches it.
 
-        If the memory contradicts all aliases, or several GPUs have this memory, return None.
+        Return None if the memory contradicts all aliases, or if it is unknown and the aliases name several GPUs.
 
         Args:
             product: value of the product label.
-            memory_mib: GPU memory from the memory label; None if absent.
+            memory_mib: GPU memory from the memory label. None if absent.
         """
         rows = [row for row in self.values if normalise_product(row.value) == normalise_product(product)]
         if not rows:

@@ -195,8 +195,8 @@ class JobScanner:
     ) -> tuple[Offer | None, Offer | None, str]:
         """Return the forecast of the job as it is, a better offer, and the reason why the job cannot run as it is.
 
-        The better offer is the cheapest that is at least as fast. Without prices, it is the fastest on at most as many
-        GPUs.
+        The better offer is the cheapest one that is at least as fast. If prices are unknown or the job cannot run as it
+        is, it is the fastest one on at most as many GPUs.
         """
         own = replace(request, name="", baseline=None)
         key = repr((own, baseline, [(pool.name, pool.max_gpus) for pool in pools]))
