@@ -35,7 +35,10 @@ class ErrorWidths(Columns):
 
 
 def forecast_errors(priced: PricedPlans, widths: RangeHalfWidths | None = None) -> ErrorWidths:
-    """Return the errors of every plan, (n,), without the error from properties that the job description leaves out."""
+    """Return the errors of each plan's step, (n,).
+
+    Errors from properties that the job description leaves out are not included.
+    """
     widths = widths or constants.shipped_widths()
     times = priced.times
     return ErrorWidths(
@@ -50,8 +53,8 @@ def interval(
 ) -> tuple[float, float]:
     """Return the lower and the upper end of the 90 % range of the step in one row, in seconds.
 
-    The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster narrow it, or widen it
-    if they spread more than assumed.
+    The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster make the range narrower,
+    or wider if they spread more than assumed.
     """
     width, total = range_widths(workload, priced, widths)[row], priced.step_s[row]
     return float(total * np.exp(-width)), float(total * np.exp(width))
@@ -68,7 +71,7 @@ def range_widths(workload: Workload, priced: PricedPlans, widths: RangeHalfWidth
 
 
 def slow_host_step_s(step_s: Floats, launch_s: Floats, widths: RangeHalfWidths | None = None) -> Floats:
-    """Return the seconds of each plan's step on a slow host, (n,), by which ties between plans are decided.
+    """Return the seconds of each plan's step on a slow host, (n,), which decide ties between plans.
 
     Hosts differ more than GPUs and networks, and a slow host only makes a step longer. So of two plans with similar
     forecasts, the plan that waits less for its host is the better choice. In the 47 groups of plans that vTrain
@@ -96,7 +99,7 @@ def tie_width_on_pool(
     has_equal_plan: npt.NDArray[np.bool_],
     widths: RangeHalfWidths | None = None,
 ) -> Floats:
-    """Return the largest log ratio of step times at which two plans on one pool tie. Columns broadcast.
+    """Return the largest logarithm of the ratio of step times at which two plans on one pool tie. Columns broadcast.
 
     Args:
         errors: the errors of some plans.
@@ -117,7 +120,7 @@ def tie_width_on_pool(
 def tie_width_between_pools(
     errors: ErrorWidths, other_errors: ErrorWidths, widths: RangeHalfWidths | None = None
 ) -> Floats:
-    """Return the largest log ratio of step times at which plans on two pools tie.
+    """Return the largest logarithm of the ratio of step times at which plans on two pools tie.
 
     The errors of networks, hosts and kernels of the two pools are independent.
     """
@@ -129,7 +132,7 @@ def tie_width_between_pools(
 
 
 def largest_tie_width(widths: RangeHalfWidths | None = None) -> float:
-    """Return the log ratio of step times above which no two plans on one pool can tie."""
+    """Return the logarithm of the ratio of step times above which no two plans on one pool can tie."""
     widths = widths or constants.shipped_widths()
     squares = widths.plans**2 + widths.communication**2 + widths.host**2 + widths.kernels**2
     return min(_REACH * float(np.sqrt(squares)), MOST_TIED)

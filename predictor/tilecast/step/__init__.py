@@ -139,7 +139,7 @@ class _CalibrationCorrections(Columns):
 
 @dataclass(frozen=True, slots=True)
 class _PlanGroupSeconds:
-    """Seconds that are equal for plans which differ only in ZeRO stage and virtual stages, for n groups of such plans.
+    """Seconds that all plans of a group share, for n groups. Plans of a group differ only in ZeRO and virtual stages.
 
     A matrix (4, n), (6, n) or (7, n) has the rows of `exposed_and_hidden_seconds`.
     """
@@ -264,9 +264,10 @@ class Steps:
         )
 
     def total_seconds(self, rows: slice) -> tuple[Floats, Floats]:
-        """Return the step seconds and the host stalls of some rows, (k,) each, with the values that `rows` gives.
+        """Return the step seconds and the host stalls in seconds of some rows, (k,) each.
 
-        If nothing corrects the steps, columns that neither value needs are not computed.
+        The values are those that `rows` gives. Columns that neither value needs are not computed, unless corrections
+        need them.
         """
         is_corrected = self.pool.calibration.corrections or self.pool.own.runs
         is_whole = bool(is_corrected) or self.workload.input_samples_per_s is not None
