@@ -32,7 +32,7 @@ from tilecast.jobs import (
     kueue,
     read_job,
 )
-from tilecast.jobs.candidates import find_candidates, find_job_placement, find_manifest_placement
+from tilecast.jobs.candidates import find_candidates, find_job_placement, find_placement_for_new_job
 from tilecast.spec import SpecError
 
 
@@ -194,7 +194,7 @@ def test_the_choice_replaces_a_choice_and_nothing_else() -> None:
 def test_an_exported_manifest_differs_in_advised_fields_only(path: Path) -> None:
     text = path.read_text()
     document, job, options, advice = advised(path.stem, writes_advice=False)
-    put = find_manifest_placement(advice.best, job, options)
+    put = find_placement_for_new_job(advice.best, job, options)
     after = edit_yaml(text, compute_changes(document, job, put))
     (changed,) = documents.load_documents(after)
     again = read_job(changed)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tilecast import constants, hardware, shipped
-from tilecast.constants import Constants, RangeWidths
+from tilecast.constants import Constants, RangeHalfWidths
 from tilecast.hardware import instances
 from tilecast.hardware.schema import ConstantsFile, MigGpuFile
 from tilecast.learning import calibration, job_calibration
@@ -40,7 +40,7 @@ SOURCES = list(places(TABLE))
 
 def read(table: Mapping[str, Any]) -> None:
     Constants.from_table(table)
-    RangeWidths.from_table(table)
+    RangeHalfWidths.from_table(table)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=".".join)

@@ -115,7 +115,10 @@ class Advisor:
         self._own: ResultCache[EarlierRuns] = ResultCache(size)
 
     def set_pools(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
-        """Replace the pools. `of_namespace` has the corrected pools of each namespace with runs."""
+        """Replace the pools.
+
+        `of_namespace` maps each namespace with measured runs to the pools as these runs correct them.
+        """
         numbers = {}
         for name, one in {"": report, **of_namespace}.items():
             known = self._of_namespace.get(name, self._report)
@@ -125,11 +128,14 @@ class Advisor:
         self._report, self._of_namespace = report, of_namespace
 
     def find_namespaces_over_budget(self) -> Mapping[str, float]:
-        """Return the namespaces over their budget of search time, each with its seconds in the last minute."""
+        """Return the namespaces over their budget of search time, each with the seconds it used in the last minute."""
         return self._searches.turns.find_namespaces_over_budget()
 
     def find_namespaces_behind_others(self) -> Mapping[str, float]:
-        """Return the namespaces over budget with their used seconds, or none if no other namespace searched lately."""
+        """Return the namespaces whose searches wait behind those of others, with the seconds used in the last minute.
+
+        These namespaces are over their budget of search time. If no other namespace has searched lately, none waits.
+        """
         return self._searches.turns.find_namespaces_behind_others()
 
     async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
@@ -138,7 +144,7 @@ class Advisor:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     async def warm_up(self) -> None:
-        """Load the utilization model by a search for a small job, once.
+        """Run a search for a small job, which loads the utilization model. If that has succeeded before, do nothing.
 
         Raises:
             SpecError: the model cannot be read, is not the expected one, or the search exceeded its limits.
@@ -199,7 +205,7 @@ class Advisor:
         Args:
             search_inputs: The search inputs without runs.
             find_runs: Function that returns the runs of workloads, given by their digests, newest first.
-            skip_digest: Digest of runs. Runs with this digest are not priced.
+            skip_digest: Digest of runs for which no forecasts are needed.
         """
         pools, request = self.list_pools(search_inputs), search_inputs.request
         if isinstance(request, AdviceRefusal) or not pools:
@@ -219,7 +225,10 @@ class Advisor:
         return replace(search_inputs, own=own, runs_hash=digest if own.own.runs else "")
 
     async def hash_inputs(self, search_inputs: SearchInputs) -> str | None:
-        """Return the digest of all inputs of the advice, without a search, or None if there is no advice."""
+        """Return a digest of everything that the advice depends on. Return None if there can be no advice.
+
+        The digest is computed without a search.
+        """
         pools, request = self.list_pools(search_inputs), search_inputs.request
         if not pools or isinstance(request, AdviceRefusal):
             return None
@@ -312,7 +321,7 @@ class Advisor:
         function: Callable[..., ResultT],
         *arguments: object,
     ) -> ResultT:
-        """Call a function in a thread, once for equal keys, and return its result."""
+        """Return the result of a function, which runs in a thread and only once for equal keys."""
         place = (memo, key)
 
         async def compute() -> ResultT:
@@ -325,7 +334,10 @@ class Advisor:
     async def _get_config_map(
         self, namespace: str, reference: training_job.ModelReference
     ) -> Mapping[str, Any] | AdviceRefusal | None:
-        """Return the ConfigMap of a reference, or why it cannot be read. Return None if it does not exist."""
+        """Return the ConfigMap that a reference names, or the refusal if it cannot be read.
+
+        Return None if the ConfigMap does not exist.
+        """
         try:
             return await self._reader.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
         except ApiError as error:
@@ -358,7 +370,7 @@ class Advisor:
 
 
 async def _refuse_on_error(work: Awaitable[ResultT]) -> ResultT | AdviceRefusal:
-    """Return the result of `work`. If it fails, return the refusal of the job. Raise interruptions."""
+    """Return the result of `work`, or a refusal that gives its error. Errors of interrupted searches are raised."""
     try:
         return await work
     except SearchInterruptedError:

@@ -82,7 +82,7 @@ class OperatorParts:
         metrics: Metrics of the operator.
         search: Function that searches for plans.
         clock: Unix time, in seconds.
-        read: Function that makes a request of a spec.
+        read: Function that returns the request that a spec describes.
         timings: Waits of the controllers.
     """
 

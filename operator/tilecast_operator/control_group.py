@@ -15,7 +15,7 @@ UNLIMITED_BYTES = 1 << 60
 
 
 def read_memory_limit_bytes(root: Path) -> int | None:
-    """Return the container's memory limit in bytes, or None if it has none or it is unknown."""
+    """Return the container's memory limit in bytes. Return None if there is no limit or it cannot be read."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         text = _read_file(root / name).strip()
         if text:

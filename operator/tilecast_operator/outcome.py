@@ -23,7 +23,7 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class AdviceRefusal:
-    """Why a job gets no advice. `reason` is stable CamelCase. `message` has the problem and the remedy."""
+    """Refusal of advice on a job. `reason` is stable CamelCase. `message` has the problem and the remedy."""
 
     reason: str
     message: str

@@ -18,13 +18,13 @@ log = logging.getLogger("tilecast")
 
 
 class QuerySource(Protocol):
-    """Object that has a Prometheus query for each job, and takes the responses."""
+    """Object that provides a Prometheus query for each job, and records the responses."""
 
     def queries(self) -> Iterable[tuple[Key, str]]:
-        """Return the Prometheus query of every job that may have a measured step."""
+        """Return the key and the Prometheus query of every job that may have values."""
 
     async def record_sample(self, key: Key, outcome: Any) -> None:
-        """Record the measured step in the response to a job's query."""
+        """Record the values in the response to a job's query."""
 
 
 async def poll_steps(settings: Settings, observations: QuerySource) -> None:

@@ -91,7 +91,7 @@ def count_held_gpus(
 ) -> dict[tuple[str, str], int]:
     """Return the number of GPUs that are held outside the planned queue, by pool and ClusterQueue.
 
-    Counts of 0, and pools with an unknown number of free GPUs, are absent.
+    The result leaves out counts of 0, and pools whose number of free GPUs is unknown.
 
     Args:
         entries: The pools.

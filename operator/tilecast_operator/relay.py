@@ -40,8 +40,9 @@ class ReportForwarder:
     def find_client_address(self, request: web.Request) -> str:
         """Return the IP address of the client that sent a report, even if another replica forwarded it.
 
-        The header with that address is trusted only if another header has this replica's name in the Lease. Clients
-        cannot read the Lease, so a client cannot pretend to be many clients.
+        A replica that forwards a report adds a header with the client's address. The header is trusted only if another
+        header has this replica's name from the Lease. Clients cannot read the Lease, so no client can claim several
+        addresses.
         """
         named = request.headers.get(RELAYED, "").encode(errors="replace")
         is_relayed = self._election is not None and hmac.compare_digest(named, self._election.identity.encode())

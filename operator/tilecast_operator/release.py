@@ -3,10 +3,10 @@
     python -m tilecast_operator.release [--dry-run] [--policy NAME] [--namespace-selector JSON]
                                         [--if-stale NAMESPACE/NAME [--older-than SECONDS]]
 
-It releases jobs of every kind that the cluster serves, in all namespaces or in those of one shard. Our name comes off
-their gates, parked jobs move to their own queue, and jobs that were suspended for us are resumed; each by the patch
-that the operator would write. A second run does nothing. The credentials are those of the operator: a pod's, or a
-kubeconfig's.
+It releases jobs of every kind that the cluster serves, in all namespaces or in those of one shard. Each job gets the
+patch that the operator would write: it removes Tilecast from the job's gates, moves a job in the holding queue to its
+own queue, or resumes a job that was suspended for Tilecast. A second run does nothing. The credentials are those of the
+operator: a pod's, or a kubeconfig's.
 
 With `--if-stale` nothing is released unless the operator's Lease stays unchanged for that time. If the Lease is
 renewed, the command ends after a few seconds.

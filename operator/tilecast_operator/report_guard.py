@@ -1,4 +1,4 @@
-"""Check a report before it is read: its client must be within its limits, and its token could be valid."""
+"""Check a report before its body is read: its client must be within its limits, and its token must look valid."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def require_token(token: str, namespace: str, now_s: float) -> None:
     """Check the claims of a token. A TokenReview verifies its signature later.
 
     Raises:
-        RefusedReport: it cannot be a token of the namespace for Tilecast's audience that is valid now.
+        RefusedReport: there is no token, or it is not valid now, is for another audience, or is of another namespace.
     """
     if not token:
         raise RefusedReport("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")

@@ -35,11 +35,11 @@ class SearchInputs:
 
 @dataclass(frozen=True, slots=True)
 class PoolVersions:
-    """Version numbers of the pools, including corrections learned from runs. A change gives a new number."""
+    """Version numbers of the pools. A number changes with the pools and with the corrections learned from runs."""
 
     numbers: Mapping[str, int]
     """Number for each namespace with runs of its own. The empty name has the number for all others."""
 
     def get_version(self, namespace: str) -> int:
-        """Return the version number of a namespace's pools, or 0 without pools."""
+        """Return the version number of a namespace's pools, or 0 if there are no pools."""
         return self.numbers.get(namespace, self.numbers.get("", 0))

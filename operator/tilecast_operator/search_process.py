@@ -99,8 +99,8 @@ class SearchProcess:
     def call_function(self, *arguments: object) -> Any:
         """Call the function in the process and return its result, or raise its error.
 
-        If its process died, the call is repeated in a new process within the time limit. So is a call that ran out of
-        memory in a process that was used before, because such a process keeps memory of earlier calls.
+        If the process dies, the call is repeated in a new process within the time limit. The same holds if the call
+        runs out of memory in a process that was used before, because memory of earlier calls is not always freed.
 
         Raises:
             SearchInterruptedError: The call exceeded a limit, or the process ended.

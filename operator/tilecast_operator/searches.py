@@ -128,7 +128,7 @@ class SearchRunner:
         return sum(process.resident_bytes for process in self._processes)
 
     def find_longest_running_s(self) -> float:
-        """Return the seconds for which the oldest current search has run, or 0 without any search."""
+        """Return the seconds for which the oldest current search has run, or 0 if no search runs."""
         began = min(self._began.copy().values(), default=None)
         return 0.0 if began is None else time.monotonic() - began
 

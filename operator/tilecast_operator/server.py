@@ -96,7 +96,7 @@ class HttpServer:
     async def handle_as_used(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Handle a request, with its connection marked as in use."""
+        """Handle a request, and mark its connection as in use meanwhile."""
         connection = request.protocol
         self._unused.discard(connection)
         self._idle.pop(connection, None)

@@ -22,7 +22,10 @@ def _setting(default: float | str | bool, text: str) -> Any:
 
 
 def name_variable(item: Field[Any]) -> str:
-    """Return the environment variable of a setting: `TILECAST_` and its name, with `SECONDS` for `s`."""
+    """Return the environment variable of a setting: `TILECAST_` and the setting's name in capitals.
+
+    A suffix `_s` of the name becomes `_SECONDS`.
+    """
     return f"TILECAST_{item.name.upper()}".removesuffix("_S") + ("_SECONDS" if item.name.endswith("_s") else "")
 
 

@@ -11,10 +11,10 @@ both;
 * a label is dropped if it cannot become cheaper than a known path. The bound is Lagrange's: for a price μ >= 0 of a
   byte, cost + μ (memory - budget) over the best ending is never more than the true cost of a path that fits.
 
-Both rules keep an optimal path, so the answer is exact. Costs are counted in picoseconds and memory in bytes, as
+Neither rule drops all optimal paths, so the result is exact. Costs are counted in picoseconds and memory in bytes, as
 integers: sums are exact, and equal beginnings compare as equal. If more than `MOST_LABELS` labels remain at a link,
-those with the smallest bounds are kept. The smallest bound among the others limits how far from the optimum the answer
-can be.
+those with the smallest bounds are kept. The smallest bound among the others limits how far the result can be from the
+optimum.
 
 `find_cheapest_path` and `find_stage_starts` are the entry points.
 """
@@ -35,7 +35,10 @@ PICO = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """N links with S strategies each, in seconds and bytes. An infinite cost forbids a strategy."""
+    """A chain of N links, each of which runs with one of S strategies. An infinite cost forbids a strategy.
+
+    Costs are in seconds, and memory is in bytes.
+    """
 
     cost: Floats
     """Cost of each link with each strategy, (N, S)."""
@@ -71,11 +74,14 @@ def price_strategies(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
 
 
 def find_cheapest_path(chain: Chain, limit_s: float = np.inf) -> Path | None:
-    """Return the cheapest path that fits and costs less than `limit_s` seconds. Return None if no path does."""
-    whole = _IntegerChain.from_chain(chain)
+    """Return the cheapest path whose memory fits the budget and that costs less than `limit_s` seconds.
+
+    Return None if there is no such path.
+    """
+    whole = _ChainInPicoseconds.from_chain(chain)
     limit = limit_s * PICO
     best: _PathSolution | None = None
-    open_parts: list[tuple[float, float, _IntegerChain]] = []
+    open_parts: list[tuple[float, float, _ChainInPicoseconds]] = []
     byte_price = 0.0
     for cap in np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])[::-1]:
         part = whole.with_workspace_limit(int(cap))
@@ -114,8 +120,11 @@ _FORBIDDEN = np.iinfo(np.int64).max // 4
 
 
 @dataclass(frozen=True, slots=True)
-class _IntegerChain:
-    """A chain in whole picoseconds and bytes. `allowed` is the mask of strategies that may be used, (N, S)."""
+class _ChainInPicoseconds:
+    """A `Chain` with costs in whole picoseconds and memory in whole bytes.
+
+    `allowed` is the mask of strategies that may be used, (N, S).
+    """
 
     cost: Ints
     change: Ints
@@ -125,7 +134,7 @@ class _IntegerChain:
     budget: int
 
     @classmethod
-    def from_chain(cls, chain: Chain) -> _IntegerChain:
+    def from_chain(cls, chain: Chain) -> _ChainInPicoseconds:
         allowed = np.isfinite(chain.cost)
         return cls(
             np.rint(np.where(allowed, chain.cost, 0.0) * PICO).astype(np.int64),
@@ -136,21 +145,21 @@ class _IntegerChain:
             int(chain.budget),
         )
 
-    def with_workspace_limit(self, cap: int) -> _IntegerChain | None:
-        """Return the chain without strategies that need more than `cap` bytes of working memory.
+    def with_workspace_limit(self, cap: int) -> _ChainInPicoseconds | None:
+        """Return a copy of the chain without strategies that need more than `cap` bytes of working memory.
 
-        Its budget is reduced by `cap` bytes. The result is None if no path fits.
+        The budget of the copy is smaller by `cap` bytes. The result is None if no path fits.
         """
         allowed = self.allowed & (self.working <= cap)
-        part = _IntegerChain(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
+        part = _ChainInPicoseconds(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
         lean = np.where(allowed, self.memory, _FORBIDDEN).min(axis=1)
         return part if allowed.any(axis=1).all() and lean.sum() <= part.budget else None
 
     def solve_lagrangian_relaxation(self, byte_price: float) -> tuple[float, _PathSolution, int]:
-        """Find the cheapest path by Viterbi's algorithm, with a price in picoseconds for each byte instead of a budget.
+        """Find the cheapest path by Viterbi's algorithm if each byte has a price in picoseconds and there is no budget.
 
         Returns:
-            The lower bound in picoseconds on every path that fits, the cheapest path, and its bytes.
+            A lower bound in picoseconds on every path that fits, the cheapest path, and the bytes of that path.
         """
         node = np.where(self.allowed, self.cost + byte_price * self.memory, np.inf)
         value = node[0]
@@ -167,7 +176,7 @@ class _IntegerChain:
         return float(value.min()) - byte_price * self.budget, _PathSolution(path, cost), memory
 
     def sum_path(self, path: Ints) -> tuple[int, int]:
-        """Return the picoseconds and the bytes of a path, (N,)."""
+        """Return the cost in picoseconds and the memory in bytes of a path, which is a strategy for each link, (N,)."""
         links = np.arange(len(path))
         cost = self.cost[links, path].sum() + self.change[links[:-1], path[:-1], path[1:]].sum()
         return int(cost), int(self.memory[links, path].sum())
@@ -214,8 +223,8 @@ class _IntegerChain:
     def search_by_label_setting(self, byte_price: float, known: float) -> tuple[_PathSolution | None, float]:
         """Return the cheapest path that fits and costs less than `known`, and the smallest bound of the dropped labels.
 
-        Costs are in picoseconds. The path is None if there is none. The bound is infinite if `MOST_LABELS` dropped no
-        label.
+        Costs are in picoseconds. The path is None if no path fits. The bound is infinite if no label was dropped
+        because of `MOST_LABELS`.
         """
         count, width = self.cost.shape
         ending = np.zeros((count, width))
@@ -259,7 +268,10 @@ class _IntegerChain:
 
 
 def _select_undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray[np.intp]:
-    """Return the rows that no other row with the same strategy beats in memory and cost. Keep one of equal rows."""
+    """Return the rows that no other row with the same strategy beats in both memory and cost.
+
+    Of equal rows, one is returned.
+    """
     if not len(cost):
         return np.zeros(0, np.intp)
     order = np.lexsort((cost, memory, strategy))
@@ -272,12 +284,12 @@ def _select_undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray
 def find_stage_starts(cost: Floats, fits: npt.NDArray[np.bool_], stages: int) -> Ints | None:
     """Return the first link of each stage, (stages,), so that the costliest stage costs least, or None if nothing fits.
 
-    It uses dynamic programming over the last cut: best(k, i) is the minimum over j < i of the larger one of best(k - 1,
-    j) and the cost of links j to i.
+    The method is dynamic programming over the last cut. For the first i links in k stages, best(k, i) is the minimum
+    over j < i of the larger one of best(k - 1, j) and the cost of links j to i.
 
     Args:
         cost: cost of each link, (N,).
-        fits: whether links from (row) up to and without (column) fit the k-th stage, (stages, N + 1, N + 1).
+        fits: [k, i, j] is whether links i to j - 1 fit the k-th stage, (stages, N + 1, N + 1).
         stages: number of stages. Each has at least one link.
     """
     count = len(cost)

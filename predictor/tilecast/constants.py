@@ -38,7 +38,10 @@ class FusedAttention:
     times: Mapping[str, Mapping[str, float]]
 
     def runs_on(self, gpu: Gpu, *, is_mixed: bool) -> bool:
-        """Return whether the library has kernels for a GPU. A job that is not `is_mixed` also needs FP32 kernels."""
+        """Return whether the library has kernels for a GPU and a job.
+
+        A job in pure FP32 (`is_mixed` is False) also needs kernels that read FP32.
+        """
         is_built = self.least_compute_capability <= gpu.compute_capability <= self.most_compute_capability
         return is_built and (is_mixed or self.reads_fp32)
 
@@ -58,7 +61,10 @@ class TileTable:
 
 @dataclass(frozen=True, slots=True)
 class SplitK:
-    """Numbers of parts into which a library splits `k`. Each further part costs a fraction of a tile's time."""
+    """Split of the sum over `k` in matrix products: the possible numbers of parts, and the cost of each further part.
+
+    The cost is a fraction of the time of a tile.
+    """
 
     splits: tuple[int, ...]
     cost: float
@@ -120,7 +126,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class ResidentThreads:
-    """Threads that a multiprocessor can hold. Exceptions are pairs of compute capability and threads."""
+    """Number of threads that a multiprocessor can hold: the usual one, and other ones by compute capability."""
 
     usual: int
     other: tuple[tuple[float, int], ...]
@@ -140,7 +146,7 @@ class HostRates:
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """Bytes per second of copies between a GPU and its host. Exceptions are pairs of compute capability and rate."""
+    """Bytes per second of copies between a GPU and its host: the usual rate, and others by compute capability."""
 
     usual: float
     other: tuple[tuple[float, float], ...]
@@ -152,7 +158,7 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class HostStepModel:
-    """Parameters of the host time per step as a function of the number of weight tensors."""
+    """Parameters of a function that gives the host's time per step from the number of weight tensors."""
 
     usual_tensors: float
     fixed_share: float
@@ -268,13 +274,16 @@ class Constants:
         )
 
     def memory_factor(self, runner: str, gpu: Gpu) -> float:
-        """Return the factor on the seconds of memory-bound kernels on a GPU. `runner` is a key of `memory`."""
+        """Return the factor by which the seconds of memory-bound kernels on a GPU are multiplied.
+
+        `runner` is a key of `memory`.
+        """
         flop_per_byte = gpu.peak("fp32") / gpu.memory_bandwidth_bytes_per_s
         return float(self.memory[runner] * (self.vector_flop_per_byte / flop_per_byte) ** self.vector_exponent)
 
 
 @dataclass(frozen=True, slots=True)
-class RangeWidths:
+class RangeHalfWidths:
     """Half-widths of 90 % ranges, as logarithms."""
 
     communication: float
@@ -288,7 +297,7 @@ class RangeWidths:
     unstated: Mapping[str, float]
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> RangeWidths:
+    def from_table(cls, table: Mapping[str, Any]) -> RangeHalfWidths:
         """Return the widths in a table with the structure of the file.
 
         Raises:
@@ -309,9 +318,9 @@ def shipped_constants() -> Constants:
 
 
 @cache
-def shipped_widths() -> RangeWidths:
+def shipped_widths() -> RangeHalfWidths:
     """Return the widths of ranges that ship with Tilecast."""
-    return RangeWidths.from_table(_read_constants())
+    return RangeHalfWidths.from_table(_read_constants())
 
 
 @cache

@@ -1,7 +1,7 @@
 """Break down the step time of one plan into operators, exchanges and sums.
 
-All times come from `step`. `step` has the synchronisation of gradients only as a sum, so it is what remains after the
-other parts.
+All times come from `step`. `step` includes the synchronisation of gradients only in a sum, so its time is that sum
+minus the other parts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PricedExchange:
 
 @dataclass(frozen=True, slots=True)
 class SyncForecast:
-    """Forecast with one way of summing gradients over data-parallel ranks."""
+    """Forecast of a step if gradients are summed over data-parallel ranks in a given way."""
 
     gradient_sync: GradientSync
     server_updates: ServerUpdates | None
@@ -161,7 +161,10 @@ class Explanation:
 
     @property
     def balance(self) -> float:
-        """FLOP per byte above which a kernel is bound by the GPU's peak, and below which by memory bandwidth."""
+        """FLOP per byte at which the GPU's peak and its memory bandwidth limit a kernel equally.
+
+        A kernel with more FLOP per byte is bound by the peak, and a kernel with less by the bandwidth.
+        """
         return self.gpu.peak(self.precision) / self.gpu.memory_bandwidth_bytes_per_s
 
 
@@ -226,7 +229,10 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 def _forecast_gradient_syncs(
     workload: Workload, plans: Plans, sharded: ShardedGraph, pool: Pool
 ) -> tuple[SyncForecast, ...]:
-    """Return the plan's forecast for each way to sum gradients."""
+    """Return the plan's forecast for each way to sum gradients.
+
+    The result is empty without training, for a single replica, and for a ZeRO stage above 0.
+    """
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
     priced, inputs = blocks.kernel_seconds(workload, sharded, pool.gpu), StepInputs.from_plans(sharded, plans, pool)

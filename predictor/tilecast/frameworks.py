@@ -38,7 +38,7 @@ Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """A library of fused attention, by its name in `constants.toml`, and the GPUs on which a framework uses it."""
+    """A library of fused attention (a name in `constants.toml`), and the GPUs on which a framework uses the library."""
 
     library: str
     least: float
@@ -245,7 +245,7 @@ class Framework:
     def allows_bucket_size(self, plans: Plans) -> npt.NDArray[np.bool_]:
         """Return whether users can set the bucket size of each plan, (n,).
 
-        It is also true if no gradients are exchanged.
+        The result is also True for plans that exchange no gradients.
         """
         return np.asarray(np.isin(plans.zero_stage, self.sized_stages) | (plans.data * plans.context == 1))
 
@@ -268,7 +268,10 @@ class Framework:
         return self.gradients == "fp32" or workload.precision != "fp16"
 
     def state_bytes(self, workload: Workload) -> float:
-        """Return the bytes per weight of the copy that the optimizer updates: the master copy, if there is one."""
+        """Return the bytes per weight of the copy that the optimizer updates: the master copy, if there is one.
+
+        These are 2 bytes for a 16-bit job with pure weights, and otherwise 4.
+        """
         return 2.0 if workload.is_mixed and self.weights == "pure" else 4.0
 
     def moment_bytes(self, workload: Workload) -> float:
@@ -289,8 +292,8 @@ def has_fused_kernels(workload: Workload) -> bool:
 def list_attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
     """Return the libraries of fused attention that a workload's framework tries, in its order.
 
-    A job may name one library. With XLA, the libraries are those that XLA runs for JAX. For hand-written kernels
-    without a framework that has any, they are Megatron's.
+    A job may name one library. Under XLA, the libraries are those that XLA runs for JAX. If the job has hand-written
+    kernels but its framework has none, the libraries are Megatron's.
     """
     if workload.attention not in ("auto", "flash", "eager"):
         return (AttentionChoice(workload.attention, 0.0),)
@@ -305,7 +308,7 @@ def list_attention_choices(workload: Workload) -> tuple[AttentionChoice, ...]:
 
 
 def gradient_bytes(workload: Workload) -> float:
-    """Return the bytes of a gradient that is summed over micro-batches, stored and sent."""
+    """Return the bytes of one element of a gradient that is summed over micro-batches, stored and sent."""
     return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 
@@ -323,14 +326,14 @@ def frozen_weight_bits(workload: Workload) -> float:
 
 
 def sums_whole_gradients(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
-    """Return whether each plan sums whole gradients and exchanges them once per step at any ZeRO stage, (n,)."""
+    """Return, for each plan, whether whole gradients are summed and exchanged once per step at any ZeRO stage, (n,)."""
     return np.asarray((plans.pipeline > 1) & find_framework(workload).sums_in_pipelines)
 
 
 def keeps_gathered_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
     """Return whether a ZeRO-3 plan keeps gathered weights from a backward pass to the next forward pass, (n,).
 
-    Then only forward passes shard the weights again (PyTorch, distributed/pipelining/stage.py
+    In this case, only forward passes shard the weights again (PyTorch, distributed/pipelining/stage.py
     backward_maybe_with_nosync: set_reshard_after_backward(False)).
     """
     return np.asarray((plans.zero_stage >= 3) & sums_whole_gradients(workload, plans))
@@ -339,8 +342,8 @@ def keeps_gathered_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.b
 def has_only_fp8_weights(workload: Workload) -> bool:
     """Return whether an FP8 or MXFP8 job has no 16-bit copy of its layers' weights.
 
-    The framework decides. Without a framework, it is true with hand-written kernels, which are Transformer Engine's as
-    in MLPerf's code.
+    The framework decides. A job without a framework has no such copy if it uses hand-written kernels, because these are
+    Transformer Engine's, as in MLPerf's code.
     """
     own = workload.framework is None and has_fused_kernels(workload)
     return workload.precision in ("fp8", "mxfp8") and (own or find_framework(workload).fp8_weights_alone)
@@ -385,7 +388,7 @@ def parse_version(text: str) -> tuple[int, ...]:
     """Return the numbers of a version: (25, 4) for "25.04". Trailing zeros are dropped.
 
     Raises:
-        SpecError: the text is no version.
+        SpecError: the text is not a version.
     """
     parts = text.split(".")
     if not (
@@ -412,7 +415,7 @@ def _get_properties_at(name: str, version: str | None) -> dict[str, Any]:
 
 
 def _find_engine_version(name: str, version: str | None) -> str | None:
-    """Return the version of the engine that a framework's version includes. None means the engine's assumed version."""
+    """Return the engine version that a framework's version includes. None means the engine's assumed version."""
     if find_versioned_product(name) == find_versioned_product(TABLES[name].get("engine", name)):
         return version
     return next((change["engine"] for change in _list_changes_until(name, version)[::-1] if "engine" in change), None)
@@ -423,7 +426,7 @@ def read_framework(name: str, version: str | None = None) -> Framework:
     """Return the record of a framework at a version. If `version` is None, use the assumed version.
 
     Raises:
-        SpecError: the text is no version.
+        SpecError: the text is not a version.
     """
     engine = TABLES[name].get("engine", name)
     cells = _get_properties_at(

@@ -4,8 +4,8 @@ A model family lists every operator of eager execution, and every operator that 
 the pass that removes an operator. `Op.only` names the pass that adds an operator. `passes` returns the passes of a
 workload, and `apply_passes` runs them over a graph.
 
-Two passes change more than the list of operators. `attention` also decides which tensors are kept for the backward
-pass, so the block is built for it. `optimizer` changes the weight update, which `tilecast.step` prices.
+Two passes change more than the list of operators. `attention` also decides which tensors are saved for the backward
+pass, so a block is built with or without it. `optimizer` changes the weight update, which `tilecast.step` prices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilecast.spec import Execution, PassName, Workload
 
 
 class FusionPass(NamedTuple):
-    """A fusion pass, with the executions and kernels that include it.
+    """A fusion pass, with the executions that run it, and whether hand-written kernels include it.
 
     A framework may also run the pass in every execution (`frameworks.Framework.fuses`).
     """

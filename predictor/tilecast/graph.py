@@ -61,7 +61,7 @@ def _attention_bytes(dims: Dims, element: Floats) -> Floats:
 def gemm_output_bytes(dims: Dims, element: Floats | float) -> Floats:
     """Return the DRAM traffic in bytes of one output element of each matrix product, (n,).
 
-    An output is written once. An output that is added to an FP32 buffer is read and written. An FP8, MXFP8 or NVFP4
+    Each output element is written once. If it is added to an FP32 buffer, it is also read. An FP8, MXFP8 or NVFP4
     product counts one byte for the 16 bits that it writes, and at most four bytes for an FP32 buffer.
 
     Args:
@@ -262,7 +262,10 @@ class KernelTable:
         return self.take(first), inverse.ravel()
 
     def _key(self, rows: slice | npt.NDArray[np.intp], width: int) -> Floats:
-        """Return the kind and precision of k rows as one number, and the first `width` dimensions, (1 + width, k)."""
+        """Return a column for each of k rows, (1 + width, k).
+
+        A column has a number for kind and precision, and then the first `width` dimensions.
+        """
         key = np.empty((1 + width, len(self.kind[rows])))
         key[0] = self.kind[rows] * float(len(PRECISIONS)) + self.precision[rows]
         key[1:] = self.dims[rows, :width].T
@@ -403,7 +406,7 @@ class Block:
     """Bytes of `activation_bytes` that recomputing a module frees, (S,), by name in `recomputation.MODULES`."""
 
     def kept_bytes(self, code: int) -> Floats:
-        """Return the bytes of activations that stay until the backward pass under a recomputation code, (S,).
+        """Return the bytes of activations that are saved for the backward pass under a recomputation code, (S,).
 
         `code` is an index into `recomputation.RECOMPUTED`.
         """
@@ -415,9 +418,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class LargestStage:
-    """Largest fractions of a traced model that one pipeline stage holds, if the model is cut by cost.
+    """Largest share of a traced model that a pipeline stage holds, if the model is cut into stages of similar cost.
 
-    Entry k of a column is for k + 1 stages.
+    The fields are the shares of cost, parameters and activations. Entry k of each array is for k + 1 stages.
     """
 
     cost: Floats
@@ -481,7 +484,7 @@ class Graph:
         return [place for _, place in placed]
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
-        """Return the distinct kernels of all operators, and for each operator S row indices into these kernels.
+        """Return the distinct kernels of all operators, and the indices of these kernels for each operator, (S,).
 
         Operators are in the order of `blocks`.
         """

@@ -32,10 +32,10 @@ def split_layers(layers: int, pipeline: int, *, counts_ends: bool) -> tuple[int,
 
 
 def choose_end_layers(layers: int, pipeline: int) -> int:
-    """Return how many ends must count as layers to make all stages equal: 2 (embedding and loss), 1 (loss) or 0.
+    """Return how many ends must count as layers to make all stages equal: 2, 1 or 0.
 
-    Return 0 if the layers alone divide evenly by the stages. Also return 0 if counting the ends does not make the
-    stages equal, or leaves a stage without a layer.
+    2 stands for embedding and loss, and 1 for the loss. Return 0 if the layers alone divide evenly by the stages. Also
+    return 0 if counting the ends does not make the stages equal, or leaves a stage without a layer.
     """
     if layers % pipeline == 0:
         return 0
@@ -169,5 +169,5 @@ def list_schedule_costs(codes: Ints, own: Schedule | None) -> list[tuple[Schedul
 
 
 def is_folded(schedule: Schedule | None) -> bool:
-    """Return whether a schedule puts both the first and the last piece of the model on the first rank."""
+    """Return whether a schedule puts both the first and the last part of the model on the first rank."""
     return schedule in FOLDED_SCHEDULES

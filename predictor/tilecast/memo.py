@@ -41,8 +41,8 @@ class Memo(Generic[Value]):
 def once(make: Callable[[], Value]) -> Callable[[], Value]:
     """Return a function that calls `make` at its first call and returns that result at every call.
 
-    If threads call it at the same time, one of them makes the result and all get the same object. `functools.cache`
-    would let each make its own.
+    If several threads call the function at the same time, one of them makes the result and all get the same object.
+    With `functools.cache`, each thread would make its own.
     """
     lock, results = threading.Lock(), list[Value]()
 

@@ -56,7 +56,7 @@ Figure = Literal["allocated", "reserved", "device"]
 
 @dataclass(frozen=True, slots=True)
 class _OptimizerStates:
-    """Optimizer states per trainable weight in addition to the master copy, and temporaries of the update."""
+    """Sizes of the optimizer's states besides the master copy, and of the temporary copies that an update needs."""
 
     moments: float
     """Number of moments per weight of the layers, in the type of moments."""
@@ -107,13 +107,13 @@ class Footprint:
 
     @property
     def allocated(self) -> Floats:
-        """Bytes of all tensors."""
+        """Bytes of all tensors, (n,)."""
         states = self.parameters + self.gradients + self.optimizer
         return states + self.activations + self.working + self.buffers
 
     @property
     def least(self) -> Floats:
-        """Least bytes that the allocator needs."""
+        """Least bytes that the allocator needs, (n,)."""
         return self.allocated + self.fragmentation
 
     @property
@@ -135,12 +135,12 @@ class Footprint:
 
     @property
     def lower_bytes(self) -> Floats:
-        """Lower end of the range of the memory of a run."""
+        """Lower end of the range of a run's memory, in bytes, (n,)."""
         return self.total * (1.0 - self.error)
 
     @property
     def upper_bytes(self) -> Floats:
-        """Upper end of the range of a run's memory, if the allocator never has to release any."""
+        """Upper end of the range of a run's memory, in bytes, (n,), if the allocator never has to release any."""
         return upper_bytes(self.device, self.error)
 
     def figure_range(self, figure: Figure) -> tuple[Floats, Floats]:
@@ -191,13 +191,13 @@ def context_bytes(workload: Workload, plans: Plans, gpu: Gpu | None) -> Floats:
 
 
 def shared_context_bytes(workload: Workload, plans: Plans, gpu: Gpu) -> float:
-    """Return the bytes of libraries and communicators of a job whose layers follow different plans."""
+    """Return the bytes of libraries and communicators for a job whose layers have different plans."""
     groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _DEGREES)
     return float(_library_bytes(workload, np.array(float(groups)), plans.expert.max(), gpu))
 
 
 def _library_bytes(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu | None) -> Floats:
-    """Return the bytes of libraries, `groups` communicators, and the peers of expert-parallel ranks."""
+    """Return the bytes of libraries, of `groups` communicators, and of the peers of expert-parallel ranks, (n,)."""
     opened, peers = channel_buffers(gpu), np.clip(experts - 1, 0, constants.shipped_constants().nccl.node_peers)
     libraries = frameworks.find_framework(workload).context_bytes
     return np.asarray(libraries + opened.communicator_bytes * groups + opened.peer_bytes * peers)
@@ -272,7 +272,7 @@ class FootprintTable:
             some: the distinct rows.
             plans: the whole table.
             gpu: the GPU, or None.
-            alike: `plans.distinct_splits()`, which says where the distinct rows are.
+            alike: `plans.distinct_splits()`, which says which distinct row each plan has.
         """
         workload, sharded = _enlarge_images(workload, sharded, some)
         framework = frameworks.find_framework(workload)
@@ -309,7 +309,10 @@ class FootprintTable:
         return self.context[self.degrees.index[self.alike.index[rows]]]
 
     def rows(self, rows: slice | Rows, *, updates: bool = True) -> Footprint:
-        """Return the memory of some plans at the fullest moment of a step, or only of its passes without `updates`."""
+        """Return the memory of some plans at the fullest moment of a step, (k,).
+
+        If `updates` is False, the weight update is not considered.
+        """
         return replace(self._evaluate_rows(rows, updates=updates), context=self.context_bytes_of(rows))
 
     def allocator_bytes(self, rows: slice | Rows) -> tuple[Floats, Floats]:
@@ -389,7 +392,7 @@ class FootprintTable:
 
 
 def _enlarge_images(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Workload, ShardedGraph]:
-    """Return the job and its graph, with all images of the largest size if their size varies.
+    """Return the job and its graph with all images enlarged to the largest size, if the size of images varies.
 
     Memory is that of the largest batch, whereas seconds are those of the average batch.
     """
@@ -462,7 +465,10 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
-        """Return how many parameters' state a rank stores, if ZeRO shards that state from a stage on, (n,)."""
+        """Return the number of parameters whose state a rank stores, (n,).
+
+        ZeRO shards the state from stage `stage_from` on.
+        """
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
     tables = sharded.sum_fullest_stage("table_parameters", plans)
@@ -521,7 +527,7 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
 def _count_held_parameters(workload: Workload, sharded: ShardedGraph, plans: Plans) -> tuple[Floats, Floats]:
     """Return the number of parameters on the fullest rank before and after ZeRO shards them, (n,) each.
 
-    A schedule may put the weights of a stage on two ranks. ZeRO then shards the states over both.
+    A schedule may put the weights of a stage on two ranks. In this case, ZeRO shards the states over both ranks.
     """
     parameters, own = sharded.held_parameters(plans)
     copies = np.ones(len(plans))
@@ -622,9 +628,9 @@ def _buffer_bytes(
 class _MicroBatchBytes(Columns):
     """Bytes of one micro-batch, (n,).
 
-    The first stage keeps `early` for each micro-batch in flight, a later stage keeps `later`, and the last stage keeps
-    `late` for one micro-batch. Without a pipeline, `early` has all activations. The other columns except `head` and
-    `tail` are scratch memory.
+    For the backward pass, the first stage saves `early` for each micro-batch in flight, a later stage saves `later`,
+    and the last stage saves `late` for one micro-batch. If there is no pipeline, `early` has all activations. The other
+    columns except `head` and `tail` are scratch memory.
     """
 
     early: Floats
@@ -669,13 +675,15 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
     layer_working = np.where(code == FULL, whole, selective)
     if (named := is_module_set(code)).any():
         # Outputs of modules are whole again while the backward pass of their layer runs.
-        again = np.minimum(whole, layer_working + whole - _largest_kept_bytes(sharded, code))
+        again = np.minimum(whole, layer_working + whole - _largest_saved_bytes_of_layer(sharded, code))
         layer_working = np.where(named, again, layer_working)
     if workload.offloaded_activations:
         # Activations of one layer are on their way to or from the host while another layer runs. Of a layer that is
         # recomputed, a framework counts the one tensor that it saves, rather than the layer.
         layers = np.where(code == FULL, frameworks.find_framework(workload).layers_in_transfer, 2.0)
-        layer_working = layer_working + workload.offloaded_activations * layers * _largest_kept_bytes(sharded, code)
+        layer_working = layer_working + workload.offloaded_activations * layers * _largest_saved_bytes_of_layer(
+            sharded, code
+        )
     layer_working = layer_working + copied
     early, later, late = _stage_activation_bytes(sharded, plans, kept)
     early = early + first + np.where(plans.pipeline > 1, 0.0, last)
@@ -692,10 +700,11 @@ def _micro_batch_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) 
 def _stage_activation_bytes(
     sharded: ShardedGraph, plans: Plans, layers: Sequence[Floats]
 ) -> tuple[Floats, Floats, Floats]:
-    """Return the bytes that the layers of the first, a later and the last stage keep per micro-batch, (n,) each.
+    """Return the bytes that the layers of three stages save for the backward pass of a micro-batch, (n,) each.
 
-    `layers` has the bytes of one layer of each block, (n,). The later stage is the one that keeps most. It is treated
-    as the second stage, which has more micro-batches in flight than any stage after it.
+    The stages are the first one, a later one and the last one. `layers` has the bytes of one layer of each block, (n,).
+    The later stage is the one that saves most. It is treated as the second stage, which has more micro-batches in
+    flight than any stage after it.
     """
     graph = sharded.graph
     if not graph.has_stages:
@@ -712,13 +721,13 @@ def _stage_activation_bytes(
 
 
 def _activation_bytes(plans: Plans, micro: _MicroBatchBytes, schedule: Schedule | None) -> Floats:
-    """Return the bytes of activations of all micro-batches in flight on the fullest stage, (n,)."""
+    """Return the bytes of activations on the fullest stage, for all micro-batches in flight, (n,)."""
     first, second = micro_batches_in_flight(plans, schedule)
     return np.maximum(np.maximum(micro.early * first + micro.tail, micro.later * second), micro.late)
 
 
 def host_activation_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans) -> Floats:
-    """Return the most bytes of offloaded activations that a GPU has in the memory of its host, (n,)."""
+    """Return the largest number of bytes of a GPU's offloaded activations in its host's memory, (n,)."""
     away = [workload.offloaded_activations * one for one in zoo.list_layer_saved_bytes(workload, sharded, plans)]
     early, later, late = _stage_activation_bytes(sharded, plans, away)
     first, second = micro_batches_in_flight(plans, workload.pipeline_schedule)
@@ -728,10 +737,10 @@ def host_activation_bytes(workload: Workload, sharded: ShardedGraph, plans: Plan
 def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> tuple[Floats, Floats]:
     """Return how many micro-batches the first and the second stage have in flight, (n,) each.
 
-    A number counts micro-batches through all layers of a stage. Stage k of 1F1B has p - k in flight. With v pieces on
-    each stage there are v - 1 rounds of p pieces, and two pieces for each later stage (Megatron-Core,
-    pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules that put stages from both ends of the
-    model on a rank, all ranks have equally many.
+    The unit is a micro-batch in all layers of a stage. Stage k of 1F1B, counted from 0, has p - k micro-batches in
+    flight. A stage with v virtual stages has v - 1 rounds of p virtual stages in flight, and two more for each stage
+    behind it (Megatron-Core, pipeline_parallel/schedules.py: get_pp_rank_microbatches). Under schedules that put stages
+    from both ends of the model on one rank, all ranks have equally many micro-batches in flight.
     """
     pieces, count = plans.virtual_stages, plans.gradient_accumulation.astype(float)
     laws = list_schedule_costs(plans.schedule, schedule)
@@ -749,13 +758,19 @@ def micro_batches_in_flight(plans: Plans, schedule: Schedule | None = None) -> t
     return first, second
 
 
-def _largest_kept_bytes(sharded: ShardedGraph, code: Ints) -> Floats:
-    """Return the bytes that the largest layer keeps of one micro-batch, for each of n recomputation codes, (n,)."""
+def _largest_saved_bytes_of_layer(sharded: ShardedGraph, code: Ints) -> Floats:
+    """Return the most bytes that any layer saves for the backward pass of one micro-batch, (n,).
+
+    `code` has the recomputation code of each of n plans.
+    """
     kept = [one for _, one in zoo.yield_kept_bytes_by_block(sharded, code)]
     return np.maximum.reduce(kept) if kept else np.zeros(len(code))
 
 
 def _find_largest_over_shards(sharded: ShardedGraph, columns: list[Floats], rows: int) -> Floats:
-    """Return the largest value of some columns over shards, for each of n plans, (n,). Without columns, return 0."""
+    """Return the largest value among some columns for each of n plans, (n,). If there are no columns, return 0.
+
+    Each column has a value for each shard, (S,).
+    """
     gathered = [sharded.expand_to_plans(column) for column in columns]
     return np.maximum.reduce(gathered) if gathered else np.zeros(rows)

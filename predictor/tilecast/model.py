@@ -1,7 +1,7 @@
 """Models: the dimensions of an architecture.
 
 `Model` has the dimensions that every family has. `Model.dimensions` has the dimensions that only one family has, in a
-frozen dataclass that stands beside the functions in `tilecast.zoo` that build the family's graph.
+frozen dataclass. The dataclass is in the module of `tilecast.zoo` that builds the family's graph.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class Dimensions:
         yield from ()
 
     def unmeasured(self, *counted: str) -> Iterator[Problem]:
-        """Yield a problem for each name whose `NAME_tokens` is positive but whose `NAME_width` is not."""
+        """Yield a problem for each of the names `counted` whose tokens have no width.
+
+        Tokens have no width if `NAME_tokens` is positive, but `NAME_width` is not.
+        """
         for name in counted:
             count = getattr(self, f"{name}_tokens")
             if count > 0 and not getattr(self, f"{name}_width") > 0:

@@ -1,4 +1,8 @@
-"""Objectives and the quantities that they minimise. One record each has everything that depends on it."""
+"""Objectives, and the quantities that they minimise.
+
+Everything that depends on an objective is in its `ObjectiveRecord`, and everything that depends on a quantity in its
+`Quantity`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Amount per step that an objective minimises: seconds, or something that every GPU uses up over time."""
+    """Quantity that an objective minimises, as an amount per step: seconds, or what every GPU uses up over time."""
 
     name: str
     less: str

@@ -51,7 +51,7 @@ class BucketLimits(Columns):
 
     @classmethod
     def from_sizes(cls, workload: Workload, sizes_mib: Floats) -> BucketLimits:
-        """Return the limits of buckets that a user sized, in bytes, from sizes in MiB, (n,).
+        """Return the limits, in bytes, of buckets whose sizes in MiB a user gave, (n,).
 
         The first bucket has the framework's default size if that is smaller.
         """
@@ -65,7 +65,7 @@ class BucketLimits(Columns):
 
         A framework that can overlap the reduction with the backward pass uses a single bucket if the job disables the
         overlap (Megatron-Core, distributed/distributed_data_parallel.py: bucket_size is None without
-        overlap_grad_reduce). A framework that cannot overlap them keeps its buckets.
+        overlap_grad_reduce). A framework that cannot overlap reduction and backward pass uses its usual buckets.
 
         Args:
             workload: the job.

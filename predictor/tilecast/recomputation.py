@@ -107,5 +107,5 @@ PATTERN = rf"^(none|selective|full|({'|'.join(MODULES)})(\+({'|'.join(MODULES)})
 
 
 def describe(setting: Checkpointing) -> str:
-    """Return the short form of a setting of recomputation in the text of a plan, such as `sel` in `ac-sel`."""
+    """Return the short form that a plan's text uses for a recomputation setting, such as `sel` in `ac-sel`."""
     return {"selective": "sel"}.get(setting, setting)

@@ -1,4 +1,4 @@
-"""Seconds of the fastest step on each pool, for each number of GPUs."""
+"""Find the fastest step on each pool for each number of GPUs."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class NumbersFile:
         """Return the values of a table of numbers.
 
         Raises:
-            SpecError: as in `read_values`, or a value is no number.
+            SpecError: as in `read_values`, or a value is not a number.
         """
         return {key: self._require_number(value, path, key) for key, value in self.read_values(path, keys).items()}
 
@@ -87,7 +87,7 @@ class NumbersFile:
         """Return the values of a table as a dataclass that has a field for each key.
 
         Raises:
-            SpecError: as in `read_values`, or a value is no number although the field's type is one.
+            SpecError: as in `read_values`, or a value is not a number although the type of its field is a number.
         """
         types = {item.name: item.type for item in fields(kind)}  # type: ignore[arg-type]
         found = self.read_values(path, types)

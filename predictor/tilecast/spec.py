@@ -156,7 +156,7 @@ class SearchTooLargeError(SpecError):
 
     @classmethod
     def from_counts(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
-        """Return the error for `number` of `noun`, which is above `limit`."""
+        """Return the error for a search that needs too much: `number` of `noun`, where `limit` is allowed."""
         return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
 
 
@@ -352,7 +352,7 @@ class PartialPlan:
         `field` is the name of the plan in errors.
 
         Raises:
-            SpecError: a key is unknown or given twice, or a value is no count.
+            SpecError: a key is unknown or given twice, or a value is not a count.
         """
         items = re.split(r" *, *| +", re.sub(r" *= *", "=", text.lower().strip()))
         pairs = [
@@ -547,9 +547,10 @@ _HOLDINGS = np.array([1 if name in FOLDED_SCHEDULES else 2 * (name == "dualPipe"
 
 
 def stage_holding_codes(schedule: Ints) -> Ints:
-    """Return a code for the set of stages that each schedule puts on a rank, (n,). `schedule` has `SCHEDULE_CODES`.
+    """Return a code for the set of stages that each schedule puts on a rank, (n,).
 
-    It is 1 for a first and a last piece (`FOLDED_SCHEDULES`), 2 for two whole stages (DualPipe), and otherwise 0.
+    `schedule` has values of `SCHEDULE_CODES`. The code is 1 if a rank has the first and the last part of the model
+    (`FOLDED_SCHEDULES`), 2 if it has two whole stages (DualPipe), and otherwise 0.
     """
     return _HOLDINGS.take(schedule)
 
@@ -582,9 +583,10 @@ class Plans(Columns):
         return len(self.data)
 
     def distinct_splits(self, *columns: Ints) -> DistinctRows:
-        """Return groups of neighbouring rows that differ only in ZeRO stage, virtual stages and pipeline schedule.
+        """Return one row for each group of neighbouring plans that differ only in the columns below.
 
-        Rows of a group are also equal in the given `columns`, (n,), and in `stage_holdings`.
+        The columns are ZeRO stage, virtual stages and pipeline schedule. Plans of a group are also equal in the given
+        `columns`, (n,), and in `stage_holdings`.
         """
         open_names = ("zero_stage", "virtual_stages", "schedule")
         names = (item.name for item in fields(self) if item.name not in open_names)
@@ -609,14 +611,14 @@ class Plans(Columns):
     def shard_ranks(self, degree: int | None) -> Floats:
         """Return the number of ranks over which ZeRO shards a dense weight, (n,).
 
-        `degree` is its limit on data parallelism.
+        `degree` is the largest number of data-parallel ranks that share the shards of a weight, or None for no limit.
         """
         data = self.data if degree is None else np.minimum(self.data, degree)
         return (data * self.context).astype(float)
 
     @property
     def expert_replicas(self) -> Floats:
-        """Number of ranks that hold the same experts, which are spread over tensor and data ranks, (n,)."""
+        """Number of ranks that hold the same experts, (n,). Experts are spread over tensor and data ranks."""
         return np.maximum(self.replicas * self.tensor / (self.expert * self.expert_tensor), 1.0)
 
     def row(self, index: int) -> Plan:

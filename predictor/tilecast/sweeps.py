@@ -18,7 +18,7 @@ MAX_VALUES = 256
 
 @dataclass(frozen=True, slots=True)
 class SweepValue:
-    """A value to try: a number, or a multiple of the present value."""
+    """A value to try, given as a number or as a multiple of the present value."""
 
     number: float
     is_factor: bool = False
@@ -27,7 +27,7 @@ class SweepValue:
         """Return the number to use in place of `present`.
 
         Raises:
-            SpecError: it is a factor and there is no present value.
+            SpecError: the value is a multiple, but there is no present value.
         """
         if not self.is_factor:
             return self.number
@@ -112,7 +112,7 @@ def vary_pools(pools: Sequence[Pool], field: str, value: SweepValue, flag: str =
     """Return the pools with another number in `field`, a key of `FIELDS`.
 
     Raises:
-        SpecError: the number is impossible there.
+        SpecError: a pool cannot have this number.
     """
     known, changes = FIELDS[field], []
     for pool in pools:
@@ -161,7 +161,7 @@ def _build_gpu_sweep(name: str, unit: str, si: float, is_count: bool = False) ->
 def _build_speed_sweep(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolField:
     """Return the field for a GPU number that sets the speed of arithmetic, such as the clock or the number of SMs.
 
-    Changing it changes all peak rates and the fields `scaled` in proportion, but not the power limit.
+    A change of this number changes all peak rates and the fields `scaled` in proportion, but not the power limit.
     """
     plain = _build_gpu_sweep(name, unit, si, is_count)
 
@@ -256,7 +256,7 @@ def throughput_per_gpu(offer: Offer) -> float:
 
 
 def relative_throughput(rows: Sequence[SweepRow], offer: Offer) -> float:
-    """Return the ratio of an offer's throughput per GPU to the best of its pool in all rows, in (0, 1]."""
+    """Return an offer's throughput per GPU, divided by the best throughput on its pool in any row, in (0, 1]."""
     same = (
         throughput_per_gpu(other) for row in rows for other in row.advice.offers if other.pool.name == offer.pool.name
     )

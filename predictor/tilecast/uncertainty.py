@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import constants
-from tilecast.constants import RangeWidths
+from tilecast.constants import RangeHalfWidths
 from tilecast.search import PricedPlans
 from tilecast.spec import Columns, Floats, Workload
 
@@ -34,8 +34,11 @@ class ErrorWidths(Columns):
     kernels: Floats
 
 
-def forecast_errors(priced: PricedPlans, widths: RangeWidths | None = None) -> ErrorWidths:
-    """Return the errors of every plan, (n,), without the error from properties that the job description leaves out."""
+def forecast_errors(priced: PricedPlans, widths: RangeHalfWidths | None = None) -> ErrorWidths:
+    """Return the errors of each plan's step, (n,).
+
+    Errors from properties that the job description leaves out are not included.
+    """
     widths = widths or constants.shipped_widths()
     times = priced.times
     return ErrorWidths(
@@ -46,18 +49,18 @@ def forecast_errors(priced: PricedPlans, widths: RangeWidths | None = None) -> E
 
 
 def interval(
-    workload: Workload, priced: PricedPlans, row: int, widths: RangeWidths | None = None
+    workload: Workload, priced: PricedPlans, row: int, widths: RangeHalfWidths | None = None
 ) -> tuple[float, float]:
     """Return the lower and the upper end of the 90 % range of the step in one row, in seconds.
 
-    The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster narrow it, or widen it
-    if they spread more than assumed.
+    The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster make the range narrower,
+    or wider if they spread more than assumed.
     """
     width, total = range_widths(workload, priced, widths)[row], priced.step_s[row]
     return float(total * np.exp(-width)), float(total * np.exp(width))
 
 
-def range_widths(workload: Workload, priced: PricedPlans, widths: RangeWidths | None = None) -> Floats:
+def range_widths(workload: Workload, priced: PricedPlans, widths: RangeHalfWidths | None = None) -> Floats:
     """Return the half-width of the 90 % range of the step of each plan, (n,), as the logarithm of a ratio."""
     widths = widths or constants.shipped_widths()
     own = forecast_errors(priced, widths)
@@ -67,8 +70,8 @@ def range_widths(workload: Workload, priced: PricedPlans, widths: RangeWidths | 
     return np.asarray(width * priced.times.width)
 
 
-def slow_host_step_s(step_s: Floats, launch_s: Floats, widths: RangeWidths | None = None) -> Floats:
-    """Return the seconds of each plan's step on a slow host, (n,), by which ties between plans are decided.
+def slow_host_step_s(step_s: Floats, launch_s: Floats, widths: RangeHalfWidths | None = None) -> Floats:
+    """Return the seconds of each plan's step on a slow host, (n,), which decide ties between plans.
 
     Hosts differ more than GPUs and networks, and a slow host only makes a step longer. So of two plans with similar
     forecasts, the plan that waits less for its host is the better choice. In the 47 groups of plans that vTrain
@@ -94,9 +97,9 @@ def tie_width_on_pool(
     errors: ErrorWidths,
     other_errors: ErrorWidths,
     has_equal_plan: npt.NDArray[np.bool_],
-    widths: RangeWidths | None = None,
+    widths: RangeHalfWidths | None = None,
 ) -> Floats:
-    """Return the largest log ratio of step times at which two plans on one pool tie. Columns broadcast.
+    """Return the largest logarithm of the ratio of step times at which two plans on one pool tie. Columns broadcast.
 
     Args:
         errors: the errors of some plans.
@@ -115,9 +118,9 @@ def tie_width_on_pool(
 
 
 def tie_width_between_pools(
-    errors: ErrorWidths, other_errors: ErrorWidths, widths: RangeWidths | None = None
+    errors: ErrorWidths, other_errors: ErrorWidths, widths: RangeHalfWidths | None = None
 ) -> Floats:
-    """Return the largest log ratio of step times at which plans on two pools tie.
+    """Return the largest logarithm of the ratio of step times at which plans on two pools tie.
 
     The errors of networks, hosts and kernels of the two pools are independent.
     """
@@ -128,8 +131,8 @@ def tie_width_between_pools(
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
-def largest_tie_width(widths: RangeWidths | None = None) -> float:
-    """Return the log ratio of step times above which no two plans on one pool can tie."""
+def largest_tie_width(widths: RangeHalfWidths | None = None) -> float:
+    """Return the logarithm of the ratio of step times above which no two plans on one pool can tie."""
     widths = widths or constants.shipped_widths()
     squares = widths.plans**2 + widths.communication**2 + widths.host**2 + widths.kernels**2
     return min(_REACH * float(np.sqrt(squares)), MOST_TIED)

@@ -20,11 +20,11 @@ ValueT = TypeVar("ValueT")
 
 
 class TooDeepError(ValueError):
-    """JSON that is nested deeper than allowed."""
+    """Error that JSON is nested deeper than allowed."""
 
 
 class TooLongError(ValueError):
-    """JSON that is longer than allowed."""
+    """Error that JSON is longer than allowed."""
 
 
 def parse_json(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
@@ -32,7 +32,7 @@ def parse_json(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int 
 
     Raises:
         TooLongError, TooDeepError: the text exceeds a bound and is not parsed.
-        ValueError: it is no JSON.
+        ValueError: the text is not JSON.
     """
     if len(text) > max_bytes:
         raise TooLongError(f"is longer than {max_bytes / 2**20:.3g} MiB")
@@ -44,16 +44,17 @@ def parse_json(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int 
 
 
 def parse_json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> dict[str, Any]:
-    """Parse JSON text of a mapping. Raise SpecError if it is no mapping, invalid, too long or nested too deeply.
+    """Return the mapping in a JSON text, after checking its length and nesting.
 
     Args:
         text: the JSON.
         field: field or annotation that errors name as the place to correct.
-        subject: what errors call the text, as in "<subject> is no JSON mapping".
-        remedy: advice in the error about text that is no mapping or no JSON.
+        subject: name of the text in errors, as in "<subject> is no JSON mapping".
+        remedy: advice in the error about text that is not JSON or not a mapping.
 
     Raises:
-        SpecError: the text is no mapping, no JSON, longer than `MAX_BYTES` or nested more than `MAX_DEPTH` levels deep.
+        SpecError: the text is not a mapping, not JSON, longer than `MAX_BYTES` or nested more than `MAX_DEPTH` levels
+            deep.
     """
     try:
         value = parse_json(text)

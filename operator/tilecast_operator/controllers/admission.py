@@ -90,7 +90,7 @@ class _PlacementDecision:
 
 
 class HoldTimes:
-    """Times at which held jobs began to wait, with metrics of their waits. Belongs to one event loop.
+    """Record of when each held job began to wait, with metrics of the waits. Belongs to one event loop.
 
     Args:
         records: Records of the jobs.
@@ -190,7 +190,7 @@ class AdmissionController:
     def start_decision(self, key: Key, seen: CachedObject[Document]) -> None:
         """Start the task that places and releases a job, if the job is held.
 
-        Only the leader starts tasks. There is none for a job that another job created.
+        Only the leader starts tasks. No task is started for a job that another job created.
         """
         job, place = read_job_leniently(seen.value), (key, seen.uid)
         if self._context.leadership.is_leader and job.is_held and not job.is_owned and place not in self._tasks:
@@ -203,7 +203,7 @@ class AdmissionController:
         return (key, uid) in self._tasks
 
     def get_applied_condition(self, key: Key, job: Job, mode: training_job.Mode) -> ConditionContent:
-        """Return the content of a TrainingJob's condition Applied, which is about its target."""
+        """Return the content of the condition Applied for the TrainingJob that targets a job."""
         if mode != "Initial":
             return ConditionContent("False", f"Mode{mode}", OUTCOMES[f"Mode{mode}"])
         outcome = job.annotations.get(jobs.APPLIED)
@@ -288,10 +288,10 @@ class AdmissionController:
                 await self._reload_job(key)
 
     async def _place_job(self, key: Key, document: Document, late_s: float) -> _PlacementDecision:
-        """Decide where the job of `document` runs, write its node selection, and return the decision.
+        """Decide where the job in `document` runs, write its node selection, and return the decision.
 
-        Raise TimeoutError if there is no decision at `late_s`, a time of the loop's clock. Raise the errors of
-        `Placer.write_placement`.
+        Raise TimeoutError if no decision is made by `late_s`, a time on the event loop's clock. Also raise the errors
+        of `Placer.write_placement`.
         """
         async with asyncio.timeout_at(late_s):
             try:
@@ -392,7 +392,7 @@ class AdmissionController:
             await self.post_outcome_event(key, job, decision.outcome)
 
     async def post_outcome_event(self, key: Key, job: Job, outcome: str, kueue_message: str = "") -> None:
-        """Write an Event that says where a job runs, or why it does not run as advised.
+        """Write an Event that says where a job runs, or why it was not placed as advised.
 
         Args:
             key: Key of the job.

@@ -66,8 +66,8 @@ class AdviceWaits:
 
         Args:
             key: Key of the job.
-            created: Time of the job's creation (RFC 3339), at which its first wait begins. A later wait begins now, and
-                passes "".
+            created: Time of the job's creation (RFC 3339), at which its first wait begins. For a later wait, pass "".
+                It begins now.
         """
         created_s = parse_time(created)
         age_s = 0.0 if created_s is None else max(0.0, self._clock() - created_s - ROUNDING_S)

@@ -118,7 +118,7 @@ class AdvisorClient:
         """Return the inputs of the search for a job's plans, including the earlier runs that correct its forecasts.
 
         Args:
-            keys: Keys of the job and of its TrainingJob, as far as they exist.
+            keys: Key of the job, and key of its TrainingJob if there is one.
             document: TrainingJob document with the request for advice.
             skip_digest: Digest of runs that are known already. No forecast is made for them.
             is_held: Whether the job is held until the advice is known.
@@ -156,7 +156,7 @@ class AdvisorClient:
         return digest is not None and digest == before.inputs_hash
 
     async def find_advice(self, search_inputs: SearchInputs) -> AdviceOutcome:
-        """Return the advice outcome for these inputs. Its notes name the runs by which the advice was corrected."""
+        """Return the advice outcome for these inputs, with notes that name the earlier runs that corrected it."""
         return add_run_notes(search_inputs, await self.advisor.find_advice(search_inputs))
 
     async def keep_incumbent(
@@ -168,5 +168,5 @@ class AdvisorClient:
 
 
 def add_run_notes(search_inputs: SearchInputs, outcome: AdviceOutcome) -> AdviceOutcome:
-    """Return the advice outcome with notes that name the runs by which it was corrected."""
+    """Return the advice outcome with notes that name the earlier runs that corrected it."""
     return search_inputs.own.add_notes(outcome) if isinstance(outcome, Advice) else outcome

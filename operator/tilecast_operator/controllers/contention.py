@@ -70,12 +70,12 @@ class WrittenAdvice:
 def update_overwritten_advice(
     written: WrittenAdvice, generation: int, digest: bytes, now_s: float
 ) -> WrittenAdvice | None:
-    """Return the updated record of advice that another operator has overwritten, or None if none has.
+    """Return the updated record of this operator's advice if another operator has overwritten it, otherwise None.
 
     Args:
-        written: The last advice of this operator.
+        written: The last advice that this operator wrote.
         generation: Generation of the object now.
-        digest: Digest of the advice that was found.
+        digest: Digest of the advice that is on the object now.
         now_s: Time of a monotonic clock, in seconds.
     """
     if written.generation != generation or written.digest == digest:
@@ -144,7 +144,7 @@ class WriteContention:
         self._lost[key] = WriteConflicts(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
     def must_wait(self, key: Key, generation: int) -> bool:
-        """Return whether conflicts forbid to write an object yet. If so, schedule its key for later.
+        """Return whether earlier conflicts still delay writes to an object. If so, schedule its key for later.
 
         A changed spec ends the delay.
         """
@@ -182,15 +182,19 @@ class WriteContention:
         return True
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """When this replica loses the lead, forget the advice that it wrote.
+        """Forget the advice that this replica wrote when it loses the lead.
 
-        Only advice for TrainingJobs is signed. Other advice of the new leader would look like another operator's.
+        Only advice for TrainingJobs is signed. Advice for other jobs that the new leader writes would look like that of
+        another operator.
         """
         if not is_leading:
             self._claims.clear()
 
     def _log_other_operator(self, key: Key, other: str) -> None:
-        """Log the name of another operator, unless it was logged recently or other objects are already contended."""
+        """Log the name of another operator that writes to an object.
+
+        Nothing is logged if the name was logged recently, or if the operators already contend for other objects.
+        """
         now_s = self._clock()
         if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count_contended():
             self._named_at[other] = now_s

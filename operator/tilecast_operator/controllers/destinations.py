@@ -41,7 +41,7 @@ class BetterPoolFinder:
         score: MeasuredForecast | None,
         target: Target | None,
     ) -> TrainingJobStatus:
-        """Return the status of a running job. If measured steps have changed forecasts, it has new alternatives."""
+        """Return the status of a running job, with new alternatives if measured steps have changed the forecasts."""
         if score is None and before.alternatives_hash is None:
             return before
         if target is not None:

@@ -1,4 +1,4 @@
-"""Read memory, activity and power of the GPUs of running jobs, which DCGM measures, from Prometheus."""
+"""Read from Prometheus the memory, activity and power that DCGM measures on the GPUs of running jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilecast_operator.observed.devices import DeviceUse
 
 
 class DeviceUseReader:
-    """Reader of memory, activity and power of GPUs. It is a `QuerySource`. Belongs to one event loop."""
+    """Reader of memory, activity and power of GPUs, which acts as a `QuerySource`. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, requests: JobRequestIndex) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class DeviceUseReader:
             self._context.runtime.add(key, in_background=True)
 
     def find_use(self, key: Key) -> DeviceUse | None:
-        """Return the last values read for the GPUs of a job's running target, or None."""
+        """Return the last values read for the GPUs of a job's running target, or None if there are none."""
         use = self._use.get(key)
         job = None if use is None else find_running_target(self._context, self._requests, key)
         return use if use is not None and job is not None and job.uid == use.job_uid else None

@@ -60,13 +60,13 @@ class EstimateWriter:
                 self._context.runtime.add(_make_estimate_key(key), in_background=True)
 
     def keep_longest_runs(self, seconds: Mapping[Key, float]) -> None:
-        """Keep the seconds of each planned job's longest run, for limits that owners ask for."""
+        """Store the seconds of the longest run of each planned job. Limits of runs are computed from them."""
         self._longest_s = seconds
 
     def _on_job_change(
         self, key: Key, before: CachedObject[Document] | None, now: CachedObject[Document] | None
     ) -> None:
-        """Write the limit of a job again whose owner asks for another one."""
+        """Schedule a job again when its owner has changed the requested limit of its run."""
         marks = [(None, None, None) if seen is None else _list_limit_marks(seen.value) for seen in (before, now)]
         if now is not None and marks[0] != marks[1]:
             self._written.pop(key, None)
@@ -112,9 +112,9 @@ class EstimateWriter:
             self._wait_for_workload(key)
 
     async def _write_run_limit(self, key: Key, seen: CachedObject[Document], workloads: Sequence[Document]) -> bool:
-        """Write or remove the limit of a waiting job's run, if its owner asks. Return whether anything has changed.
+        """Write or remove the limit of a waiting job's run as its owner requests. Return whether anything has changed.
 
-        Write an Event about an invalid factor, once. The job waits on without a new limit.
+        If the requested factor is invalid, write one Event about it and leave the limit unchanged.
         """
         if not run_limits.is_suspended(seen.value):
             return False
@@ -161,7 +161,7 @@ class EstimateWriter:
 
 
 def _list_limit_marks(document: Document) -> tuple[object, object, object]:
-    """Return what of a job decides about its limit: the owner's factor, our mark and the label."""
+    """Return the three values that decide about a job's limit: owner's factor, Tilecast's annotation and label."""
     labels, annotations = (
         as_mapping(value_at_path(document, ("metadata", part))) for part in ("labels", "annotations")
     )
@@ -174,7 +174,7 @@ def _make_estimate_key(key: Key) -> Key:
 
 
 def _parse_estimate_key(key: Key) -> Key:
-    """Return the key of the job for whose estimates a work queue key stands."""
+    """Return the key of the job to which a work queue key for estimates belongs."""
     kind, _, name = key.name.partition("/")
     return Key(kind, key.namespace, name)
 
@@ -182,7 +182,7 @@ def _parse_estimate_key(key: Key) -> Key:
 def describe_estimates(position: QueuePosition | None) -> dict[str, str]:
     """Return the annotations with the start and the run time of a waiting job, and their ranges.
 
-    There are none without a position, or if the plan leaves the job out.
+    The result is empty if the job has no position or the plan leaves the job out.
     """
     if position is None:
         return {}

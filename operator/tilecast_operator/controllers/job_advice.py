@@ -105,9 +105,10 @@ class JobAdvisor:
         return replace(job, **(await self._read_command(job, document, runtime))._asdict())
 
     async def _read_command(self, job: Job, document: Document, runtime: Document | None) -> _CommandReading:
-        """Return what the command of a job trains, if the job requests advice and does not state it itself.
+        """Return the model and training that a job's command contains. Return an empty reading if nothing must be read.
 
-        ConfigMaps that its pods mount are read only if the settings allow it.
+        Nothing must be read if the job requests no advice, if another job owns it, or if its annotations state model
+        and training. ConfigMaps that the pods mount are read only if the settings allow it.
         """
         annotations = job.annotations
         is_stated = annotations.get(jobs.MODEL, "").strip() and jobs.TRAINING in annotations
@@ -262,7 +263,7 @@ class JobAdvisor:
         return kueue.find_queue(objects, job.namespace, job.queue)
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
-        """Replace Tilecast's annotations on a job. With advice, also write what was read from the command.
+        """Replace Tilecast's annotations on a job. If there is advice, add what was read from the job's command.
 
         Raise the errors of `Writer.apply_fields`.
         """
@@ -275,7 +276,7 @@ class JobAdvisor:
             self._context.cache.jobs.put_object(body)
 
     def _list_gpu_node_labels(self, job: Job, report: NodesReport) -> list[Mapping[str, str]]:
-        """Return the labels of each GPU node that the job could use.
+        """Return the labels of each GPU node that a job could use.
 
         A node may offer its GPUs only by ResourceClaims, without an extended resource. A job with claims could use each
         such node that is in a pool.
@@ -311,7 +312,10 @@ class JobAdvisor:
 def _read_manifest(
     document: Document, runtime: Document | None, config_maps: Mapping[str, Document], *, has_model: bool
 ) -> _CommandReading:
-    """Return what was read from a job's command, or why nothing was. `read_manifest` describes the arguments."""
+    """Return the fields that were read from a job's command, or the reason why none could be read.
+
+    `read_manifest` describes the arguments.
+    """
     try:
         found = manifests.read_manifest(document, runtime, config_maps, has_model=has_model)
     except SpecError as error:

@@ -52,7 +52,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(slots=True)
 class _JobState:
-    """State of a job that the controller keeps in memory alone."""
+    """State of a job that the controller keeps only in memory."""
 
     is_owed: bool = False
     """Whether the job still needs advice. A job that was seen unfinished gets advice even if it ends before that."""
@@ -98,8 +98,8 @@ class JobController:
     def _is_cached(self, key: Key, document: Document) -> bool:
         """Return whether the cache must keep a job.
 
-        It keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, jobs without advice, and jobs that could
-        request advice by a label.
+        The cache keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, jobs without advice, and jobs
+        that could request advice by a label.
         """
         job = read_job_leniently(document)
         return (
@@ -244,7 +244,7 @@ class JobController:
         return (self._states.get(key) or _JobState()).is_owed
 
     def _pop_original_annotations(self, key: Key) -> Mapping[str, str] | None:
-        """Return the job's annotations of Tilecast from before another client changed them, and forget them."""
+        """Return the job's annotations of Tilecast from before another client changed them, and forget this copy."""
         state = self._states.get_or_make(key)
         intact, state.intact = state.intact, None
         return intact
@@ -254,8 +254,8 @@ class JobController:
     ) -> None:
         """Restore the annotations of Tilecast on a started job after another client has changed them.
 
-        They come from a copy made before the change. Without a copy, they come from the present advice, if it agrees
-        with the annotations that are unchanged.
+        The restored annotations come from a copy made before the change. If there is no copy, they come from the
+        present advice, if that agrees with the unchanged annotations.
 
         Args:
             key: Key of the job.

@@ -53,14 +53,17 @@ class CorrectionMetrics:
             metrics.own_runs_change.labels(run).set_function(partial(self._median_change, run))
 
     def set_origin(self, key: Key, run: str | None) -> None:
-        """Record which kind of runs corrects a job: one of `OWN_RUNS`, or None."""
+        """Record which kind of runs corrects a job's forecast. None means that no run does.
+
+        `run` is one of `OWN_RUNS`, or None.
+        """
         if run is None:
             self._runs.pop(key, None)
         else:
             self._runs[key] = run
 
     def set_ratio(self, key: Key, ratio: float | None) -> None:
-        """Record the factor by which runs change the step time of a job's best plan, or None."""
+        """Record the factor by which runs change the step time of a job's best plan. None means that no run does."""
         if ratio is None:
             self._ratios.pop(key, None)
         else:
@@ -73,7 +76,10 @@ class CorrectionMetrics:
         return len(self._list_ratios(run))
 
     def _median_change(self, run: str) -> float:
-        """Return the median relative change of the step time that runs cause. Return NaN if they correct no job."""
+        """Return the median of the relative changes in step time that one kind of runs causes, without their signs.
+
+        Return NaN if these runs correct no job.
+        """
         ratios = self._list_ratios(run)
         return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else math.nan
 
@@ -119,17 +125,17 @@ class PoolLearningController:
     def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
         """Return the runs that correct the forecast of a job.
 
-        If there are runs of the job itself (those of `keys`), they come first. One run follows for every other setting
-        (pool, GPUs and plan): the newest with that setting, newest first.
+        If the job itself (one of `keys`) has runs, they come first. For every other setting (pool, GPUs and plan), the
+        newest run with that setting follows, newest first.
 
-        If the job has no run, return all runs of `workloads` in the namespace, newest first. If there are none either,
-        return those of jobs in the namespace whose names differ only in the generated suffix (`name_template`).
+        If the job has no run, return all runs of `workloads` in the namespace, newest first. If there are no such runs,
+        return the runs of jobs in the namespace whose names differ only in the generated suffix (`name_template`).
 
         The keys are reconciled again when a run of these workloads or names changes.
 
         Args:
             namespace: Namespace of the job.
-            keys: Keys of the job and of its TrainingJob, as far as they exist.
+            keys: Key of the job, and key of its TrainingJob if there is one.
             workloads: Digests of the workloads.
         """
         names = {name_template(key.name) for key in keys}

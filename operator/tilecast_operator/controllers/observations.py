@@ -94,7 +94,7 @@ class StepReportReceiver:
             yield key, queries.fill_query(template or self._context.settings.prometheus_query, key.namespace, key.name)
 
     def find_refusal(self, key: Key, document: Document) -> str | None:
-        """Return why a job's step reports are refused, or why its query is not sent, or None."""
+        """Return why a job's step reports are refused or why its Prometheus query is not sent, otherwise None."""
         own = value_at_path(document, QUERY)
         if own is not None and self._context.settings.prometheus_url:
             try:
@@ -189,7 +189,7 @@ class StepReportReceiver:
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
     async def _compare_progress(self, key: Key, status: Document, planned_steps: int | None) -> None:
-        """Compare the steps of a job's TrainJob since its last report with the forecast."""
+        """Measure the step from a TrainJob's progress since its last report, and compare it with the forecast."""
         now = progress.read_progress(status, planned_steps)
         if now is None:
             self._courses.pop(key, None)
@@ -203,7 +203,10 @@ class StepReportReceiver:
                 log.warning("%s: the progress of its TrainJob does not count: %s", key, refused)
 
     async def _compare_report(self, key: Key, report: StepReport) -> None:
-        """Compare a report with its job's forecast, and schedule the job. The more reports, the longer the delay."""
+        """Compare a report with its job's forecast, and schedule the job after a delay.
+
+        The delay grows with the number of reports.
+        """
         pools = self._pools.find_report(key.namespace)
         score = await self._scores.compare_report(key, self._context.cache.training_jobs.get(key), pools, report)
         self._unwritten[key] = True
@@ -211,7 +214,7 @@ class StepReportReceiver:
 
 
 def _count_steps(document: Document) -> int | None:
-    """Return the number of steps of a TrainingJob's whole run, or None if it does not state it."""
+    """Return the number of steps of a TrainingJob's whole run, or None if the document does not state it."""
     training = value_at_path(document, ("spec", "training"))
     if not isinstance(training, dict):
         return None

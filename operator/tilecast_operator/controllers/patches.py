@@ -62,7 +62,7 @@ def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> 
 
 
 def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
-    """Return the JSON patch that limits a Workload to some flavors. It is empty if nothing changes.
+    """Return the JSON patch that lets Kueue choose only among some flavors. It is empty if nothing changes.
 
     Args:
         workload: The Workload that Kueue created for the job.
@@ -137,11 +137,11 @@ def make_annotations_patch(document: Document, annotations: Mapping[str, str | N
 
 
 def make_limit_patch(document: Document, changes: Mapping[str, str | None]) -> list[Operation]:
-    """Return the JSON patch that writes the limit of a queued job's run: its label, and the annotation that it is ours.
+    """Return the JSON patch that sets or removes the label and the annotation which limit a queued job's run.
 
     Args:
         document: The job, which has labels and annotations.
-        changes: Values by key. Those of None are removed.
+        changes: New values by key of label or annotation. A key with the value None is removed.
     """
     operations = [_require_version(document)]
     for key, value in changes.items():

@@ -31,7 +31,7 @@ log = logging.getLogger("tilecast")
 
 
 class JobChangedError(Exception):
-    """Error that the job has changed since its placement was decided."""
+    """Error raised if a job has changed since its placement was decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ class Placer:
         return patches.PLACED if prepared.workloads is None else patches.QUEUED
 
     async def widen_workloads(self, key: Key, job: Job, flavors: Sequence[Mapping[str, str]]) -> None:
-        """Allow Kueue to admit a job to several flavors, by a change of its Workloads.
+        """Change the Workloads of a job so that Kueue may admit it to any of several flavors.
 
-        The job has no node selection. A Workload about which Kueue has decided is not changed.
+        The job must not have a node selection. A Workload about which Kueue has decided is not changed.
 
         Args:
             key: Key of the job.

@@ -63,7 +63,7 @@ class QueuePositions:
                     await self._renewed.wait()
 
     def add_position(self, key: Key, status: TrainingJobStatus, before: TrainingJobStatus) -> TrainingJobStatus:
-        """Return a status with its job's position in the plan. Before the first plan, keep the position of `before`."""
+        """Return a status with its job's position in the plan. Before the first plan, use the position in `before`."""
         is_unknown = self.is_on and not self._is_made
         position = before.queue if is_unknown else self._positions.get(key)
         return status if status.queue == position else status.model_copy(update={"queue": position})
@@ -77,7 +77,10 @@ class QueuePositions:
 
 
 def _put_pool_first(advice: Advice, position: QueuePosition) -> Advice:
-    """Return the advice with its best plan on the planned pool first. If there is no such plan, return it unchanged."""
+    """Return the advice with its best plan on the planned pool first.
+
+    If the advice has no plan on this pool, return the advice unchanged.
+    """
     there = [item for item in advice.offers if item.pool.name == position.pool]
     if not there or advice.offers[0] is there[0]:
         return advice

@@ -299,5 +299,5 @@ class PoolController:
 
 
 def _list_reasons(report: nodes.NodesReport) -> tuple[object, ...]:
-    """Return why there are no pools, or an empty tuple if there are."""
+    """Return the reasons why there are no pools. If there are pools, return an empty tuple."""
     return () if report.entries else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

@@ -81,7 +81,7 @@ class JobRequestIndex:
 
 
 def read_target(namespace: str, document: Document) -> Key | None:
-    """Return the key of the job that a TrainingJob targets, or None without a target of a known kind."""
+    """Return the key of the job that a TrainingJob targets, or None if it has no target of a known kind."""
     reference = as_mapping(as_mapping(document.get("spec")).get("targetRef"))
     kind = reference.get("kind")
     return Key(kind, namespace, str(reference.get("name", ""))) if isinstance(kind, str) and kind in JOB_KINDS else None

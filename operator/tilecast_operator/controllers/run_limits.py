@@ -1,11 +1,11 @@
 """Limits of runs that Kueue enforces, for jobs whose owners ask for one by an annotation.
 
-Nobody else gets a limit: a forecast that is wrong would end a run. The limit is the longest run that the plan knows of
-the job, on any pool where Kueue might admit it, times the owner's factor. Kueue takes it from a label of the job, which
-can be changed only while the job is suspended. A label that the owner wrote stays as it is.
+Other jobs get no limit, because a wrong forecast would end a run. The limit is the owner's factor times the job's
+longest run in the queue plan, on any pool where Kueue might admit the job. Kueue takes it from a label of the job,
+which can be changed only while the job is suspended. A label that the owner wrote stays as it is.
 
-Kueue counts the time of all admissions of a Workload. A forecast is of a whole run, so the time that an evicted job has
-run already is added.
+Kueue counts the time of all admissions of a Workload. A forecast covers only a whole run, so the time that an evicted
+job has already run is added.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_factor(annotations: Mapping[str, object]) -> float | None:
     """Return the factor by which a job's owner limits its run. Without the annotation, return None.
 
     Raises:
-        SpecError: the annotation is no number from `LEAST_FACTOR` to `MOST_FACTOR`.
+        SpecError: the annotation is not a number from `LEAST_FACTOR` to `MOST_FACTOR`.
     """
     text = annotations.get(jobs.RUN_LIMIT_FACTOR)
     if text is None:
@@ -48,7 +48,7 @@ def read_factor(annotations: Mapping[str, object]) -> float | None:
 
 
 def find_past_seconds(workloads: Iterable[Document]) -> int:
-    """Return the seconds for which Kueue has admitted a job before, which it counts against the limit."""
+    """Return the seconds of a job's earlier admissions, which Kueue counts against the limit of its run."""
     found = (as_mapping(workload.get("status")).get(name) for workload in workloads for name in _PAST_S)
     return max((value for value in found if isinstance(value, int)), default=0)
 
@@ -56,15 +56,15 @@ def find_past_seconds(workloads: Iterable[Document]) -> int:
 def decide_limit(document: Document, longest_s: float | None, past_s: int = 0) -> dict[str, str | None] | None:
     """Return the label and the annotation of a waiting job's limit, by key. If nothing changes, return None.
 
-    Values of None are to be removed.
+    A label or annotation with the value None must be removed.
 
     Args:
         document: the job, which waits.
-        longest_s: seconds of its longest run on any pool; None if it is not known.
-        past_s: seconds for which Kueue has admitted it before.
+        longest_s: seconds of the job's longest run on any pool. None if unknown.
+        past_s: seconds that Kueue has already counted against the limit.
 
     Raises:
-        SpecError: the factor is invalid. The limit stays as it is.
+        SpecError: the owner's factor is invalid.
     """
     metadata = as_mapping(document.get("metadata"))
     labels, annotations = as_mapping(metadata.get("labels")), as_mapping(metadata.get("annotations"))

@@ -116,21 +116,21 @@ class Runtime:
         Args:
             kind: The kind.
             reconcile: Function that handles a key.
-            table: Cache of the objects. A key without an object on the API server is dropped from it.
-            gone: Function to call with such a key instead.
+            table: Cache of the objects. A key is dropped from it if the API server has no such object.
+            gone: Function to call with such a key, instead of dropping it.
         """
         self._reconcile[kind] = reconcile
         self._gone[kind] = gone or (lambda key: None if table is None else table.forget_object(key))
         self._metrics.queue.labels(kind).set_function(lambda: self.count_backlog(kind))
 
     def count_backlog(self, kind: str) -> int:
-        """Return the number of keys of a kind that are ready or failed the last time."""
+        """Return the number of keys of a kind that are ready, or whose last attempt failed."""
         return sum(key.kind == kind for key in {*self.queue.iterate_ready_keys(), *self._failures})
 
     def add(self, key: Key, delay_s: float = 0.0, *, in_background: bool = False) -> None:
         """Queue a key that becomes due after `delay_s` seconds. Ignore a key of an unregistered kind.
 
-        Use `in_background` if not the key's own object has changed, but another one.
+        Set `in_background` if another object has changed, not the key's own object.
         """
         if key.kind in self._reconcile:
             self.queue.add(key, delay_s, in_background=in_background)

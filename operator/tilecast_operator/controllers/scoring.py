@@ -31,7 +31,7 @@ Origin: TypeAlias = tuple[str | None, int | None, PartialPlan | None]
 
 @dataclass(slots=True)
 class _MeasuredJob:
-    """Measured steps of a job, the placement in its last report, and a refused annotation."""
+    """Measured steps of a job, the placement in its last report, and its annotation if that was refused."""
 
     score: MeasuredForecast | None = None
     origin: Origin | None = None
@@ -50,7 +50,7 @@ class ForecastComparison:
         self._measured = context.records.add_table(_MeasuredJob)
 
     def get_measured_forecast(self, key: Key) -> MeasuredForecast | None:
-        """Return the measured steps of a job and their forecast, or None without a measured step."""
+        """Return the measured steps of a job and their forecast, or None if no step was measured."""
         return (self._measured.get(key) or _MeasuredJob()).score
 
     def load_measured_forecast(self, key: Key, seen: CachedObject[View], *, is_leader: bool) -> bool:
@@ -74,7 +74,7 @@ class ForecastComparison:
         return True
 
     def withdraw_annotation(self, key: Key, uid: str) -> None:
-        """Forget the measured steps of a job whose annotation was removed, if they came from it."""
+        """Forget the measured steps that came from an annotation which was removed from the job."""
         known = self.get_measured_forecast(key)
         if known is not None and known.window.latest.source == "annotation":
             del self._measured[key]
@@ -86,9 +86,9 @@ class ForecastComparison:
         return None if refused is None else refused[1]
 
     async def compare_annotation(self, key: Key, seen: CachedObject[View], pools: NodesReport, text: str) -> bool:
-        """Compare the step time in a job's annotation with the forecast.
+        """Compare the step time in a job's annotation with the forecast. Return whether the comparison was made.
 
-        Return False if that was done before or fails.
+        The result is False if the same annotation was compared or refused before, or if it is refused now.
         """
         part = self._measured.get(key) or _MeasuredJob()
         is_taken = part.score is not None and part.score.window.latest.annotation == text[:32]
@@ -197,7 +197,8 @@ def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> Compl
 def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
     """Return the pool that a report comes from, or None if the report names neither node nor GPU.
 
-    It is the pool of the node, or a pool with the GPU. If several pools have the GPU, it is the recommended one.
+    The result is the pool of the node, or else the pool with the GPU. If several pools have the GPU, the result is the
+    recommended pool.
 
     Raises:
         RefusedReport: No pool has the GPU, or several pools have it and none of these is recommended.
@@ -220,6 +221,6 @@ def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> 
 
 
 def _read_baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:
-    """Return the GPU-seconds per step of the baseline in a status, or None without a baseline."""
+    """Return the GPU-seconds per step of the baseline in a status, or None if there is no baseline."""
     baseline = status.baseline
     return None if baseline is None else baseline.step_seconds.target * baseline.gpus

@@ -41,7 +41,7 @@ class Target:
 
     @property
     def lacks_trainer_status(self) -> bool:
-        """Whether it is a running TrainJob whose trainer reports nothing."""
+        """Whether the target is a running TrainJob whose trainer reports nothing."""
         is_running = self.has_started and not (self.is_gone or self.is_finished)
         return is_running and self.name.startswith("TrainJob/") and not self.trainer.get("trainerStatus")
 
@@ -64,7 +64,7 @@ class TargetReader:
         self._admission = admission
 
     async def find_target(self, key: Key, document: Document) -> Target | None:
-        """Return the job that a TrainingJob targets, with its advice outcome, or None without a target.
+        """Return the job that a TrainingJob targets, with the job's advice outcome. Return None if it targets no job.
 
         Args:
             key: Key of the TrainingJob.
@@ -127,8 +127,8 @@ def _make_refused_target(name: str, refusal: AdviceRefusal) -> Target:
 def find_running_target(context: SharedContext, requests: JobRequestIndex, key: Key) -> Job | None:
     """Return the running target of a TrainingJob with a frozen forecast, or None.
 
-    Return None too if an older TrainingJob has the same target. Jobs that wait or have ended cost little, because
-    nothing else of them is read.
+    The result is also None if an older TrainingJob has the same target, or if one of the two objects is quarantined.
+    The whole job is read only if it has not ended, so that ended jobs cost little.
     """
     seen = context.cache.training_jobs.get(key)
     status = {} if seen is None else seen.value.status

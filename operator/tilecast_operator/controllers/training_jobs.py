@@ -85,7 +85,7 @@ class StatusWriter:
     async def write_outcome(
         self, key: Key, seen: CachedObject[View], desired: DesiredTrainingJob, before: TrainingJobStatus
     ) -> bool:
-        """Write the parts of a job that differ, unless the job is left to another operator.
+        """Write what differs from the desired state of a job, unless another operator writes to the job.
 
         Return whether the status was written.
 

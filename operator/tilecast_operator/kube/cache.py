@@ -30,7 +30,7 @@ class CachedObject(Generic[ValueT]):
     def is_newer_than(self, other: CachedObject[ValueT]) -> bool:
         """Return whether this state is later than another state. Return True if the order is unknown.
 
-        The other state may be that of a deleted object of the same name.
+        The other state may belong to a deleted object of the same name.
         """
         return _is_newer_version(self.resource_version, other.resource_version)
 

@@ -151,7 +151,7 @@ class Api:
 
         Raises:
             ApiError: the API server refused. The status is 409 if another writer manages a field and `force` is False.
-            aiohttp.ClientError, TimeoutError: it did not answer.
+            aiohttp.ClientError, TimeoutError: the API server did not answer.
         """
         query = self._managed | {"force": "true" if force else "false"}
         return await self._send_request(_HttpRequest("PATCH", path, document, query, _APPLY, is_fenced=True))

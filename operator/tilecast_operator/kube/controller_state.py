@@ -1,4 +1,4 @@
-"""Records of what controllers remember about an object, by the object's key.
+"""Records in which controllers remember facts about objects, one record for each object's key.
 
 A record consists of parts. Each controller declares its own part, and reads and fills it. When an object is deleted,
 its whole record is dropped here, and no part of it can be stored any more. So no controller has to clean up after it.

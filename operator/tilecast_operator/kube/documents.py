@@ -38,7 +38,7 @@ class WriterIdentity:
     """Pattern of the parts of a note's text that may change while the state of the object stays the same."""
 
     def get_constant_content(self, note: EventContent) -> tuple[str, str, str]:
-        """Return type, reason and constant text of a note. They change only when the object's state changes."""
+        """Return type, reason and constant text of a note, which change only when the object's state changes."""
         return note.type, note.reason, self.variable_text.sub("", note.text)
 
 

@@ -28,7 +28,7 @@ LEAST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """A namespace's request for a permit, and whether a job in the namespace cannot start before it."""
+    """Request of a namespace for a permit, which tells whether a job cannot start before the permit is given."""
 
     namespace: str = ""
     is_held: bool = False
@@ -135,12 +135,15 @@ class FairLimiter:
         return self._used.find_namespaces_over(self._budget_s)
 
     def find_namespaces_behind_others(self) -> dict[str, float]:
-        """Return the namespaces over their budget, or none if no other namespace had a permit lately."""
+        """Return the namespaces over their budget, each with the seconds it used in the last minute.
+
+        The result is empty if no other namespace has had a permit lately, because then they wait behind nobody.
+        """
         return self.find_namespaces_over_budget() if len(self._used.find_namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
     def add_request(self, key: Hashable, permit_request: PermitRequest) -> Iterator[None]:
-        """Record, for the duration of a `with` block, that a namespace waits for the work with this key."""
+        """Record that a namespace waits for the work with this key, for the duration of a `with` block."""
         requests = self._requests.setdefault(key, [])
         requests.append(permit_request)
         for waiter in self._waiters.get(key, ()):
@@ -216,7 +219,7 @@ class FairLimiter:
             self._held.push(waiter, namespace, (waiter.rank,))
 
     def _withdraw_request(self, waiter: _Waiter, permit_request: PermitRequest, others: list[PermitRequest]) -> None:
-        """Remove a request from a waiter. It then waits only for its other requests.
+        """Remove a request from a waiter, which then waits only for its other requests.
 
         A waiter without requests keeps its place, because the next caller with its key needs its result.
         """

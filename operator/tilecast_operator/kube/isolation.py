@@ -13,7 +13,7 @@ from collections import Counter
 class ReadIsolation:
     """Lock under which threads read objects concurrently, except that a suspect is read alone.
 
-    Objects are given as the journal's notes of them.
+    Methods identify an object by its note in the journal.
     """
 
     def __init__(self) -> None:

@@ -177,7 +177,7 @@ def _swap_note(slot: _JournalSlot, note: bytes) -> bytes:
 
 
 def _read_suspects(data: bytes, kinds: Container[str]) -> tuple[Key, ...]:
-    """Return the objects that a process was reading when it died. After a normal end, return none."""
+    """Return the objects that a process was reading when it died. After a normal end, return an empty tuple."""
     if not data.startswith(RUNNING):
         return ()
     keys = dict[Key, None]()

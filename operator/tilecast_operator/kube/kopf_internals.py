@@ -61,7 +61,7 @@ def watch_forever(
     reread_first_s: float = 1.0,
     repeats_s: Sequence[float] = (2.0, 10.0, 60.0),
 ) -> Watch:
-    """Return a replacement of kopf's watch that logs failures and returns. The caller must start it again.
+    """Return a replacement of kopf's watch that logs a failure and ends normally. The caller must start it again.
 
     Args:
         watch: function that lists objects and then follows them. Its arguments are `resource`, `namespace` and others.

@@ -219,7 +219,7 @@ class Election:
                 self.leadership.extend_lead(began_s + FENCE * self.lease_s)
 
     async def _read_lease(self) -> None:
-        """Read the Lease. If it is unchanged, keep the time at which it was first seen."""
+        """Read the Lease. If it is unchanged, do not change the time at which it was first seen."""
         try:
             body = await self.client.get(self._make_lease_path())
         except ApiError as error:

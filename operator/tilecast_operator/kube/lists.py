@@ -25,7 +25,7 @@ class ListCheck:
         tables: tables by kind.
         first: kinds that must be listed before the operator can work.
         uncounted: kinds that a selector limits, so that the API server's count says nothing.
-        kinds: where the kinds are served.
+        kinds: cache of the API groups and kinds that the API server serves.
         pause_s: seconds without a new object after which the first list counts as complete, whatever the API server
             counts.
         uncounted_pause_s: like `pause_s`, if the API server gives no count.

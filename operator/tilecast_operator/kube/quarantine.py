@@ -157,7 +157,10 @@ class Quarantine:
         return [key for key in self._held if self._find_active_record(key)[1] is None]
 
     def _find_active_record(self, key: Key) -> tuple[Key, DeathRecord | None]:
-        """Return the key and the record by which an object is quarantined now. The record is None if there is none."""
+        """Return the record that quarantines an object now, together with the key of the record.
+
+        If there is no such record, return the key of the object and None.
+        """
         whole, now_s = Key(EVERYTHING, key.namespace), self._clock()
         for place in (key, whole) if key.namespace else (key,):
             record = self._records.get(place)
@@ -210,7 +213,7 @@ def _get_death_count(records: DeathRecords, key: Key) -> int:
 
 
 def _load_records(path: Path | None) -> dict[Key, DeathRecord]:
-    """Return the records that an earlier process saved. If they cannot be read, return none."""
+    """Return the records that an earlier process saved. If they cannot be read, return an empty mapping."""
     if path is None or not path.exists():
         return {}
     try:

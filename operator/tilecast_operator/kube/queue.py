@@ -139,9 +139,9 @@ class KeyQueue(Generic[KeyT]):
         return key
 
     def _has_worker(self, _: KeyT, namespace: str) -> bool:
-        """Return whether there is a worker for another key of a namespace.
+        """Return whether a namespace may use another worker: it must use fewer workers than are free.
 
-        There always is one for cluster-scoped keys, because these are few.
+        Cluster-scoped keys always get a worker, because they are few.
         """
         return not namespace or self._running_of[namespace] < self.workers - len(self._running)
 
@@ -185,17 +185,17 @@ class KeyQueue(Generic[KeyT]):
             del self._running_of[namespace]
 
     def find_stalled_s(self) -> float:
-        """Return the seconds for which no key was finished although there was work. It is 0 without work."""
+        """Return the seconds for which no key was finished although there was work. Return 0 if there is no work."""
         return self._clock() - self._last_progress if self._ready or self._running else 0.0
 
     def _drop_replaced_delays(self) -> None:
-        """Remove delays that shorter ones have replaced, before there are more of them than of the others."""
+        """Remove the entries of delays that shorter delays have replaced, once they outnumber the valid entries."""
         if len(self._later) > 2 * len(self._due) + 64:
             self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
             heapq.heapify(self._later)
 
     def find_seconds_to_next(self) -> float | None:
-        """Return the seconds until the next key is due, or None without any key."""
+        """Return the seconds until the next key is due, or None if no key is delayed."""
         self._move_due_keys()
         if self._ready:
             return 0.0

@@ -1,4 +1,4 @@
-"""Clock of the API server, by which ages are measured. The clock of this machine may be a day off."""
+"""Clock of the API server, which is used to measure ages. The clock of this machine may be a day off."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tilecast_operator.kube.documents import LeaseSpec
 
 
 class LeaderLivesError(Exception):
-    """Error that a replica leads, because it renewed the Lease."""
+    """Error that a replica still leads, because the Lease was renewed."""
 
 
 class _LeaseState(NamedTuple):

@@ -1,6 +1,6 @@
 """List and watch nodes and pods, which change thousands of times a minute.
 
-kopf would keep state for every pod of the cluster and parse every heartbeat of every node. Here the bytes of a
+kopf would store state for every pod of the cluster and parse every heartbeat of every node. Here the bytes of a
 heartbeat are compared with the previous ones, and parsed only if they differ in more than their times.
 """
 
@@ -135,7 +135,7 @@ class Informer(ABC):
 
     @abstractmethod
     def _on_failure(self, why: str) -> None:
-        """Handle a failed request. Changes are unknown until the next list."""
+        """Handle a failed request. Until the next list, changes of objects may be missed."""
 
 
 class NodeInformer(Informer):

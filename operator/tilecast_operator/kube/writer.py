@@ -43,7 +43,7 @@ class Writer:
         count: function to call with the resource and the outcome of each write: `ok`, an HTTP status, or `unreachable`.
         now: function that returns the time in the format of Kubernetes.
         author: names that identify the writer.
-        kinds: where the kinds of objects are served.
+        kinds: cache of the API groups and kinds that the API server serves.
         max_requests: largest number of concurrent requests.
     """
 
@@ -86,7 +86,7 @@ class Writer:
     async def apply_fields(
         self, key: Key, document: Document, subresource: str = "", *, force: bool = True
     ) -> dict[str, Any]:
-        """Apply the fields of a document by server-side apply, and return the object. Errors are as in `annotate`."""
+        """Write the fields of a document by server-side apply, and return the object. Errors are as in `annotate`."""
         resource, path = self.kinds[key.kind].plural + subresource, self._make_object_path(key) + subresource
         try:
             return await self._send_and_count(

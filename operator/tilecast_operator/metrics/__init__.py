@@ -78,10 +78,10 @@ class Metrics(MetricFamilies):
         """Count an accepted report of a measured step.
 
         Args:
-            score: the job that it belongs to.
-            seconds: the reported step.
-            steps: number of steps that the report covers, or None if it does not say.
-            baseline: GPU-seconds of a step of the job's baseline, if it has one.
+            score: measured steps of the job, and their forecast.
+            seconds: the reported step time.
+            steps: number of steps that the report covers, or None if unknown.
+            baseline: GPU-seconds per step of the job's baseline, or None if it has no baseline.
         """
         forecast = score.forecast
         gpu, precision, family = forecast.group[:3]
@@ -119,7 +119,7 @@ class Metrics(MetricFamilies):
         """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
-        shown = self._groups.choose_labels(calibrator.count_runs_by_group())
+        shown = self._groups.map_groups_to_labels(calibrator.count_runs_by_group())
         for group, errors in calibrator.compute_group_errors(shown).items():
             self.runs.labels(*group).set(errors.runs)
             for stage in errors.bias:

@@ -67,7 +67,7 @@ class MetricFamilies:
         def gauge(name: str, text: str, *labels: str, of_the_cluster: bool = False) -> Gauge:
             """Declare a gauge.
 
-            With `of_the_cluster`, only the leader shows it, so that sums over replicas are correct.
+            If `of_the_cluster` is set, only the leader shows the gauge, so that sums over replicas are correct.
             """
             family = Gauge(name, text, labels, registry=registry)
             if of_the_cluster:

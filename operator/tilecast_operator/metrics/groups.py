@@ -70,12 +70,12 @@ class BoundedGroups(Collector):
         else:
             counter.labels(*shown, *labels).inc()
 
-    def choose_labels(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
-        """Return the labels under which each group of `sizes` is shown, by group.
+    def map_groups_to_labels(self, group_sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
+        """Return the labels under which each group of `group_sizes` is shown, by group.
 
-        If there are too many groups, those in use take precedence, then the largest by `sizes`.
+        If there are too many groups, those in use take precedence, then the largest by `group_sizes`.
         """
-        order = sorted(sizes, key=lambda group: (group not in self._used, -sizes[group], group))
+        order = sorted(group_sizes, key=lambda group: (group not in self._used, -group_sizes[group], group))
         return {group: group if place < self.max_groups else (OTHER,) * len(group) for place, group in enumerate(order)}
 
     def collect(self) -> Iterator[Metric]:

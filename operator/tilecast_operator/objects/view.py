@@ -55,7 +55,7 @@ class View:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The parsed fields of the object on which its advice depends."""
+        """The parsed fields of the object that its advice depends on."""
         document: dict[str, Any] = json.loads(zlib.decompress(self.packed_document))
         return document
 

@@ -25,7 +25,7 @@ REFIT_TOLERANCE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class GroupErrors:
-    """Median relative errors of the runs of one GPU, precision and family, raw and calibrated."""
+    """Median relative errors of raw and of calibrated forecasts for the runs of one GPU, precision and family."""
 
     runs: int
     bias: Mapping[str, float]
@@ -116,7 +116,7 @@ class Calibrator:
         return self._fitted.find_table(names[0] if len(names) == 1 else None)
 
     def make_pool_calibration_status(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
-        """Return `calibration` and `error` for a pool's status. Each is None if it is based on no run."""
+        """Return `calibration` and `error` for a pool's status. Each is None if there are no runs for it."""
         if not self._store.list_pool_runs(name):
             return None, None
         status = PoolCalibration(corrections=build_correction_records(self._reported_table, gpu))
@@ -130,8 +130,8 @@ class Calibrator:
     def count_drifted(self, name: str) -> int:
         """Return how many runs of a pool are ignored because newer runs of their namespaces contradict them.
 
-        Return 0 unless the change is confirmed. It is if runs of a second or of a trusted namespace show it too, or if
-        no other namespace has runs of the pool.
+        Return 0 unless the change is confirmed: by runs of a second namespace, by runs of a trusted namespace, or
+        because no other namespace has runs of the pool.
         """
         of_namespace = _group_by_namespace(self._store.list_pool_runs(name))
         counts = {

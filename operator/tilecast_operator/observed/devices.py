@@ -48,7 +48,7 @@ class DeviceUse:
 def find_window_s(created_s: float | None, now_s: float) -> int | None:
     """Return the seconds over which a query may aggregate values, or None if the job was created just now.
 
-    Within them there is no value of an earlier job with the same name, whose pods had the same names.
+    The seconds exclude values of an earlier job with the same name, whose pods had the same names.
 
     Args:
         created_s: Unix time of the job's creation. None if it is unknown.

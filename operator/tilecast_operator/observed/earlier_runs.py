@@ -120,7 +120,7 @@ def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> EarlierRun |
 def _compare_related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | None:
     """Compare a run of another workload with the job's name with the forecast that was made for that run.
 
-    If model family or precision differ, or the measured step cannot be in seconds, return None.
+    Return None if model family or precision differ, or if the measured step is too far off to be in seconds.
     """
     seen, workload, spent = run.run, request.workload, run.run.observed_s - (run.parts.input_s or 0.0)
     if (seen.family, seen.precision) != (workload.model.family, workload.precision) or spent <= 0:
@@ -142,10 +142,10 @@ def describe_pools(pools: Sequence[Pool]) -> str:
 
 
 def digest_alternatives(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
-    """Return a short digest of the inputs of a job's alternatives, without corrections from other jobs' runs.
+    """Return a short digest of the inputs of a job's alternatives. Corrections from runs of other jobs do not count.
 
     Args:
-        key: what the job requests.
+        key: digest of the job's request.
         pools: the pools as described by `describe_pools`.
         runs: runs of the job. They are rounded by `round_run_values`.
     """

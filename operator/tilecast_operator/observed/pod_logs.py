@@ -39,7 +39,7 @@ _CONTAINER = "kubectl.kubernetes.io/default-container"
 
 @dataclass(frozen=True, slots=True)
 class LoggingPod:
-    """A pod whose log may have the steps of a job."""
+    """A pod whose log may contain the steps of a job."""
 
     name: str
     container: str
@@ -48,7 +48,7 @@ class LoggingPod:
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
-    """Pods of a job whose logs to read, and its GPUs."""
+    """Pods of a job that are candidates for reading a log, and the number of the job's GPUs if it is known."""
 
     candidates: Sequence[LoggingPod]
     """Pod of rank 0, last pod and launcher, as far as they have started."""
@@ -69,7 +69,7 @@ def make_log_query(container: str, *, is_tail: bool) -> dict[str, str]:
 
 
 def find_pods(page: Document, job: Job) -> JobPods:
-    """Return the pods of a job whose logs to read, and the job's GPUs if no pod is missing.
+    """Return the pods whose logs may be read, and the number of the job's GPUs if no pod is missing.
 
     A pod that has succeeded is not missing, because workers end while rank 0 still saves.
 
@@ -89,10 +89,10 @@ def find_pods(page: Document, job: Job) -> JobPods:
 
 
 def read_run(heads: Sequence[bytes], tail: bytes) -> LoggedRun | None:
-    """Return the run in the logs of a job's pods, or None without steps.
+    """Return the run that the logs of a job's pods describe, or None if they contain no steps.
 
     Args:
-        heads: beginnings of the logs, that of rank 0 first. If there are several, only the last one has steps.
+        heads: beginnings of the logs, with that of rank 0 first. Of several logs, only the last one has steps.
         tail: end of the last log. Empty if its beginning is the whole log.
     """
     parts = [_cut_line(head, HEAD_BYTES) for head in heads] + [_cut_line(tail, TAIL_BYTES)]
@@ -100,9 +100,9 @@ def read_run(heads: Sequence[bytes], tail: bytes) -> LoggedRun | None:
 
 
 def make_report(run: LoggedRun, node: str | None, gpus: int | None) -> StepReport | None:
-    """Return the report of a run that a pod on `node` has logged, or None if its number of GPUs is unknown.
+    """Return the report of a run that a pod on `node` has logged, or None if the run's number of GPUs is unknown.
 
-    The number in the log is used, or else `gpus`, that of the job.
+    The number of GPUs is that in the log, or else `gpus`, the number of the job's GPUs.
 
     Raises:
         RefusedReport: the step is not a valid time.

@@ -71,7 +71,7 @@ class ProgressHistory:
 def name_stage(status: Mapping[str, Any]) -> tuple[object, ...] | None:
     """Return a value that changes when the progress in a TrainJob's status should be read again.
 
-    Return None without progress.
+    Return None if the status has no progress.
     """
     trainer = status.get("trainerStatus")
     if not isinstance(trainer, Mapping):
@@ -135,13 +135,13 @@ def _find_first_count(metrics: Mapping[str, object], names: tuple[str, ...]) -> 
 
 
 def measure_progress(course: ProgressHistory | None, now: Progress) -> tuple[StepReport | None, ProgressHistory]:
-    """Return the report of the steps since counting began, and the course updated with the present progress.
+    """Return the report of the steps since counting began, and the history updated with the present progress.
 
-    There is no report if rounding could change it by more than `MAX_ROUNDING`, or before `MIN_PERCENT`. If the run was
-    suspended or restarted, or only its end is left, counting begins again.
+    There is no report before `MIN_PERCENT`, or if rounding could change it by more than `MAX_ROUNDING`. Counting begins
+    again if the run was suspended or restarted. A report of 100 % is not counted, because it includes saving the model.
 
     Args:
-        course: what was seen of the run before, or None.
+        course: reports of the run so far, or None.
         now: present progress.
     """
     # The last report of a run is late: the model is saved in between. The first one that is seen, or that comes with

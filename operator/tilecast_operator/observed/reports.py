@@ -262,7 +262,7 @@ def read_review_account(outcome: Mapping[str, Any]) -> str | None:
 
 
 def _list_kept_fields(report: StepReport | ObservedStep) -> dict[str, Any]:
-    """Return the fields of a report, except its times, that a job's status stores."""
+    """Return the fields of a report that a job's status stores, except the times of the report."""
     return {
         name: getattr(report, name)
         for name in ("peak_memory_bytes", "gpu", "node", "driver", "annotation", "rounding_ratio")
@@ -294,12 +294,12 @@ class StepWindow:
 
     @property
     def parts(self) -> MeasuredParts:
-        """Seconds of the parts of the median step: those of the latest report, scaled to the median step."""
+        """Seconds of each part of the median step: the parts of the latest report, scaled to the median step."""
         return self.latest.parts.scale_by(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     @property
     def observations(self) -> int:
-        """Number of observations that the reports count for in learning, by the weight of their source, at least 1."""
+        """Number of observations in learning: the reports times the weight of their source, at least 1."""
         return max(1, int(self.samples * SOURCE_WEIGHTS.get(self.latest.source, 1.0)))
 
     def has_newest_report(self, report: StepReport) -> bool:

@@ -1,4 +1,4 @@
-"""Index of the jobs that requested the runs of a workload or of a job name."""
+"""Index of jobs, by the workloads and job names whose runs they requested."""
 
 from __future__ import annotations
 

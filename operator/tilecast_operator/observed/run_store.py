@@ -1,4 +1,4 @@
-"""Store of the measured runs and who measured them, limited in number, and merged from the objects that store them."""
+"""Store of the measured runs and of who measured them. It is limited in size, and filled from stored objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
 
 
 def name_template(name: str) -> str:
-    """Return a job's name without its generated suffix, which is equal for repetitions of the job."""
+    """Return a job's name without its generated suffix, so that repetitions of a job give the same text."""
     return GENERATED.sub("", name)
 
 
@@ -117,7 +117,7 @@ class RunStore:
                 self.drop_run(uid)
 
     def forget_runs(self, request: ForgetRequest, now: str, pool: str) -> int:
-        """Forget the runs of a pool up to now that a request selects. Return how many were removed.
+        """Forget the runs of a pool that a request selects, up to now. Return how many were removed.
 
         The request is remembered, so that `restore_runs` does not add these runs again.
         """
@@ -182,5 +182,5 @@ class RunStore:
 
 
 def _run_sort_key(item: ObservedRun) -> tuple[str, str, str, str]:
-    """Return a sort key for a run: its time, then how much is known about its origin."""
+    """Return a sort key for a run: first its time, then its origin. Unknown origins sort first."""
     return item.time, item.source, item.account, item.namespace_uid

@@ -17,7 +17,7 @@ MAX_BYTES = 4096
 
 
 def make_advice_annotations(advice: Advice) -> dict[str, str]:
-    """Return the annotations that show an advice. Without a recommendation, return an empty mapping."""
+    """Return the annotations that show an advice. If it has no recommendation, return an empty mapping."""
     best, shown = advice.best, get_advice_status(advice).recommendation
     if best is None or shown is None:
         return {}
@@ -54,7 +54,7 @@ def size_bytes(annotations: Mapping[str, str]) -> int:
 
 
 def make_event(outcome: AdviceOutcome, before: Summary, summary: Summary) -> EventContent | None:
-    """Return the Event about a TrainingJob's advice outcome, or None if the status already showed it.
+    """Return the Event about a TrainingJob's advice outcome, or None if the status showed the outcome before.
 
     Args:
         outcome: The advice, or why there is none.
@@ -91,7 +91,7 @@ def make_job_event(outcome: AdviceOutcome, applied: str | None = None) -> EventC
 
 
 def describe_gain(outcome: AdviceOutcome) -> str:
-    """Return a text that compares the best plan with the job's baseline, or "" without a baseline."""
+    """Return a text that compares the best plan with the job's baseline, or "" if there is no baseline."""
     if isinstance(outcome, AdviceRefusal) or outcome.best is None or outcome.baseline is None:
         return ""
     own, best = outcome.baseline, outcome.best

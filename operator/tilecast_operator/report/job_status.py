@@ -197,7 +197,7 @@ def add_score(status: TrainingJobStatus, score: MeasuredForecast) -> TrainingJob
 
 
 def add_gpu_use(status: TrainingJobStatus, use: DeviceUse) -> TrainingJobStatus:
-    """Return a copy of a status with the measured use of its GPUs. The highest peak of memory so far is kept."""
+    """Return a copy of a status with the measured use of its GPUs. The memory peak is the highest one so far."""
     before, best, ran = status.gpu_use, status.recommendation, status.forecast
     peaks = (None if before is None or before.job_uid != use.job_uid else before.peak_memory_bytes, use.memory_bytes)
     peak = max((item for item in peaks if item is not None), default=None)

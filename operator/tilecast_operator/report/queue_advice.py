@@ -95,7 +95,7 @@ def make_positions(
 
 
 def _describe_wait(entry: PoolEntry, now_s: float) -> dict[str, Any]:
-    """Return the position fields of a waiting job for the ranges of its start and its run time."""
+    """Return the fields of a waiting job's position that give the ranges of its start and of its run time."""
     option = entry.option
     return {
         "earliest_start": format_time(now_s + entry.start_lower_s),
@@ -147,7 +147,7 @@ def _explain_option(option: JobOption, fastest: JobOption) -> str:
 
 
 def _explain_lateness(late: LateJob, *, is_running: bool, now_s: float) -> str:
-    """Return a sentence that a job ends after its deadline, and what would make it on time, with clock times."""
+    """Return a text that says that a job ends after its deadline, and by when and where it would have to start."""
     due = format_time(_round_to_minute(now_s + late.latest_start_s + late.fastest.seconds))
     where = f"{late.fastest.gpus} GPUs of {late.fastest.pool}"
     text = f"ends after its deadline of {due}"
@@ -188,7 +188,7 @@ _STARTS = ("start", "earliest_start", "latest_start")
 
 
 def _is_near_time(before: str | None, time: str | None, now_s: float) -> bool:
-    """Return whether two times differ by less than forecasts can tell, or are both unknown."""
+    """Return whether two times differ by less than the error of forecasts, or are both unknown."""
     old_s, new_s = parse_time(before), parse_time(time)
     if old_s is None or new_s is None:
         return before == time
@@ -342,7 +342,7 @@ def plan_queue(inputs: QueuePlanInputs, now_s: float) -> tuple[PlannedQueue, dic
 
 
 def list_longest_runs(plan: PlannedQueue) -> dict[Key, float]:
-    """Return the seconds of each planned job's longest run, on any pool and with any count that it may get."""
+    """Return the seconds of each planned job's longest run, over all pools and GPU counts that the job may get."""
     if plan.report is None:
         return {}
     columns = plan.report.solution.columns

@@ -1,4 +1,4 @@
-"""Write the pages from what was read of the cluster. Every text of an object is escaped, and no page has a script."""
+"""Write the pages from the objects of the cluster. Every text of an object is escaped, and no page has a script."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ td.wrap{min-width:210px}.scroll.picture{margin-bottom:16px}.scroll.picture>figur
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """Values in the address of a page: a search of names, and the number of a page from 1."""
+    """Query of a page: the text to search for in names, and the page number, from 1."""
 
     search: str = ""
     page: int = 1
 
     @classmethod
     def from_values(cls, search: str, page: str) -> PageQuery:
-        """Return the query of two texts. A page that is no number is the first."""
+        """Return the query that two texts describe. If `page` is not a number, it counts as 1."""
         number = int(page) if page.isascii() and page.isdigit() and len(page) <= 6 else 1
         return cls(search.strip()[:LONGEST_SEARCH], max(number, 1))
 
@@ -156,7 +156,7 @@ def _write_job(job: JobRow) -> list[str]:
 
 
 def write_forecasts(state: ClusterState, query: PageQuery, now_s: float) -> str:
-    """Return the page of forecasts beside measured steps."""
+    """Return the page that compares forecasts with measured steps."""
     measured = _list_measured(state)
     if not measured:
         body = [
@@ -189,7 +189,7 @@ def write_forecasts(state: ClusterState, query: PageQuery, now_s: float) -> str:
 
 
 def _list_measured(state: ClusterState) -> list[tuple[JobRow, MeasuredRow]]:
-    """Return the jobs with a measured step and that step, the last reported first."""
+    """Return each job that has a measured step, with that step. The job that reported last comes first."""
     found = [(job, job.measured) for job in state.jobs.list_rows() if job.measured is not None]
     return sorted(found, key=lambda item: item[1].time, reverse=True)
 
@@ -213,7 +213,10 @@ def _write_measured(job: JobRow, measured: MeasuredRow) -> list[str]:
 
 
 def _draw_forecasts(measured: Sequence[tuple[JobRow, MeasuredRow]], count: int) -> str:
-    """Return two figures over measured steps: the forecasts, and how many times the measurement they are."""
+    """Return two figures as HTML: forecasts over measured steps, and the ratio of both over measured steps.
+
+    `count` is the number of all measured jobs, of which `measured` may be only the newest.
+    """
     steps, ratios = dict[str, list[charts.Point]](), dict[str, list[charts.Point]]()
     for job, one in measured:
         text = (
@@ -251,7 +254,7 @@ def _draw_forecasts(measured: Sequence[tuple[JobRow, MeasuredRow]], count: int) 
 
 
 def _group_pools(points: Mapping[str, Sequence[charts.Point]]) -> list[charts.Series]:
-    """Return a series for each of the pools with most points, and one for all others."""
+    """Return a series for each of the pools with the most points, and one series for all other pools."""
     names = sorted(points, key=lambda name: (-len(points[name]), name))
     series = [
         charts.Series(shorten_text(name, _LONGEST_LABEL), tuple(points[name]), joined=False)
@@ -323,7 +326,7 @@ def _write_policy(policy: PolicyRow) -> list[str]:
 
 
 def _draw_pools(slots: Sequence[tuple[JobRow, QueueSlot]], gpus: dict[str, int], now_s: float) -> list[str]:
-    """Return a chart of each pool that the plan uses."""
+    """Return a chart for each pool that the plan uses."""
     by_pool: dict[str, list[tuple[Bar, JobRow, QueueSlot]]] = {}
     for color, (job, slot) in enumerate(slots):
         if bar := _make_bar(job, slot, color, now_s):
@@ -381,7 +384,7 @@ def _write_slot(job: JobRow, slot: QueueSlot, now_s: float) -> list[str]:
 
 
 def write_single_job(state: ClusterState, query: PageQuery, now_s: float) -> str:
-    """Return the page of the TrainingJob whose namespace and name, with a slash between, are the search."""
+    """Return the page of one TrainingJob. The search text of the query is its `NAMESPACE/NAME`."""
     job = next((job for job in state.jobs.list_rows() if job.full_name == query.search), None)
     if job is None:
         body = ["<p>No TrainingJob has this name now.</p>"]
@@ -414,7 +417,7 @@ def write_play(state: ClusterState, form: Form | None, answer: str, now_s: float
 
 
 def _write_form_gpus(pools: Sequence[PoolRow]) -> str:
-    """Return the pools that have nodes and a GPU that `--gpus` knows, as the form takes them."""
+    """Return the GPUs of ready pools as text for the form, without pools whose GPU `--gpus` does not know."""
     texts = dict.fromkeys(pool.form_gpus for pool in pools if pool.is_ready and pool.form_gpus and pool.gpus)
     return ",".join(list(texts)[:MOST_FORM_POOLS])
 
@@ -446,7 +449,7 @@ def _write_navigation(current: str, root: str) -> str:
 
 
 def _write_staleness(state: ClusterState) -> list[str]:
-    """Return a warning if some objects were not read yet, or since when the API server is away."""
+    """Return a warning if the pages are out of date or some objects were not read yet, otherwise an empty list."""
     away = [table for table in state.tables if table.problem]
     if away:
         since = [_format_moment(table.heard_s) for table in away if table.heard_s is not None]
@@ -459,7 +462,7 @@ def _write_staleness(state: ClusterState) -> list[str]:
 
 
 def _paginate(items: Sequence[ItemT], query: PageQuery, path: str) -> tuple[Sequence[ItemT], str]:
-    """Return the items of one page, and links to the page before and the page behind."""
+    """Return the items of one page, and links to the previous and the next page."""
     pages = max(-(-len(items) // ROWS), 1)
     number = min(query.page, pages)
     links = []

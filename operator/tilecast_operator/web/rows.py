@@ -1,4 +1,4 @@
-"""Read what the pages show of objects, whatever stands in them: a field of another type counts as absent."""
+"""Read the fields of objects that the pages show. A field of an unexpected type counts as absent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHAPE = re.compile(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,3})")
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """A GPUPool as its status has it."""
+    """Row of a GPUPool: the fields of the object that the pages show."""
 
     name: str
     gpu: str
@@ -90,7 +90,7 @@ class QueueSlot:
 
     @classmethod
     def from_document(cls, queue: Document) -> QueueSlot:
-        """Return the slot of `status.queue`."""
+        """Return the slot that `status.queue` describes."""
         run = as_mapping(queue.get("runSeconds"))
         return cls(
             pool=_read_text(queue.get("pool")),
@@ -108,7 +108,7 @@ class QueueSlot:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A measured step beside its forecast, in seconds."""
+    """A measured step and its forecast, in seconds."""
 
     pool: str
     """Pool that the job runs on, as far as is known."""
@@ -131,7 +131,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A TrainingJob as its status has it."""
+    """Row of a TrainingJob: the fields of the object that the pages show."""
 
     namespace: str
     name: str
@@ -180,7 +180,7 @@ class JobRow:
 
 
 def _read_measured(status: Document) -> MeasuredRow | None:
-    """Return the measured step beside the forecast of a status, or None if the status lacks one of them."""
+    """Return the measured step and its forecast in a status, or None if the status lacks one of them."""
     observed, forecast = as_mapping(status.get("observed")), as_mapping(status.get("forecast"))
     advised = as_mapping(status.get("recommendation"))
     step = as_mapping(forecast.get("stepSeconds")) or as_mapping(advised.get("stepSeconds"))
@@ -217,7 +217,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A QueueAdvice as its status has it."""
+    """Row of a QueueAdvice: the fields of the object that the pages show."""
 
     name: str
     policy: str
@@ -266,13 +266,13 @@ def _read_policy(name: str, numbers: Document) -> PolicyRow:
 
 
 def read_number(value: Any, least: float = -math.inf) -> float | None:
-    """Return a finite number of at least `least` and at most 1e12. For any other value, return None."""
+    """Return the value if it is a finite number from `least` to 1e12. Otherwise return None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and least <= value <= 1e12 and value >= -1e12 else None
 
 
 def read_count(value: Any) -> int | None:
-    """Return a whole number from 0 to `MOST_COUNT`. For any other value, return None."""
+    """Return the value if it is a whole number from 0 to `MOST_COUNT`. Otherwise return None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_COUNT else None
 
 

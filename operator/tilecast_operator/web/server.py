@@ -1,4 +1,4 @@
-"""Serve the pages by HTTP: GET alone, except the form of a job to try, which changes nothing."""
+"""Serve the pages by HTTP. Only GET is allowed, except for the form that tries a job, which changes nothing."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ async def start_server(
     """Start a server of the pages, which serves until its `cleanup()`.
 
     Args:
-        address: where to listen.
-        state: what was read of the cluster.
-        searches: answers the form.
+        address: address on which to listen.
+        state: objects of the cluster.
+        searches: searches that answer the form.
         hosts: names by which browsers may call it, besides `LOCAL_HOSTS`. Others are refused, since a stranger's page
             could use a name of its own to read these pages.
     """
@@ -118,7 +118,7 @@ async def start_server(
 class PageWriter:
     """Writer of pages, one after another in a thread, so that probes and other requests are answered meanwhile.
 
-    A page is kept for `KEPT_S` seconds, unless the API server goes away or comes back, and equal requests share it.
+    A page is cached for `KEPT_S` seconds, or until the API server goes away or comes back. Equal requests share it.
     Belongs to one event loop.
     """
 
@@ -131,7 +131,7 @@ class PageWriter:
         """Return a page.
 
         Raises:
-            web.HTTPServiceUnavailable: too many different pages wait or are kept.
+            web.HTTPServiceUnavailable: too many different pages are waiting or cached.
         """
         key = (path, query, self._state.is_read, *(table.problem for table in self._state.tables))
         task = self._pages.get(key)
@@ -167,7 +167,7 @@ def _make_page(text: str, status: int = 200) -> web.Response:
 
 
 async def _answer_form_request(request: web.Request, searches: FormSearches) -> tuple[int, str, Form]:
-    """Return the HTTP status and the HTML of the answer to the form of a request, and the form."""
+    """Return the HTTP status, the answer as HTML, and the form that a request contains."""
     form = EXAMPLE
     try:
         form = await _read_form(request)
@@ -182,7 +182,7 @@ async def _read_form(request: web.Request) -> Form:
     """Return the form in the body of a request.
 
     Raises:
-        SpecError: the body is too long, comes too slowly, or is no form.
+        SpecError: the body is too long, comes too slowly, or is not a form.
     """
     try:
         async with asyncio.timeout(BODY_S):

@@ -1,4 +1,4 @@
-"""Watch the objects that the pages show, and know since when the API server is away."""
+"""Watch the objects that the pages show, and record since when the API server has been away."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = logging.getLogger("tilecast")
 
 
 class TableWatch(Informer, Generic[RowT]):
-    """List and watch of all objects of a kind, of which a row each is kept. Belongs to one event loop.
+    """List and watch of all objects of a kind. It stores a row of each object. Belongs to one event loop.
 
     Args:
         api: the client.
         kind: name of the kind.
-        read: returns the row of an object.
-        pace: how fast requests follow each other.
-        most: most objects that are kept.
+        read: function that returns the row of an object.
+        pace: waits between requests.
+        most: largest number of objects that are stored.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TableWatch(Informer, Generic[RowT]):
         """What is wrong since `heard_s`; empty while the API server answers."""
 
     def list_rows(self) -> list[RowT]:
-        """Return the rows by namespace and name."""
+        """Return the rows, sorted by namespace and name."""
         # `sorted` copies the items at once, so that another thread may ask while the event loop changes the table.
         return [row for _, row in sorted(self._rows.items(), key=lambda item: item[0])]
 

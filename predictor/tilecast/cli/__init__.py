@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _move_quiet_behind_verb(given: Sequence[str]) -> list[str]:
-    """Return the arguments with `--quiet` behind the verb, where users may write it before."""
+    """Return the arguments with every `--quiet` in front of the verb moved behind it."""
     verb = next((place for place, word in enumerate(given) if word != "--quiet"), len(given))
     return [*given[verb : verb + 1], *given[:verb], *given[verb + 1 :]]
 

@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _format_manifest(options: argparse.Namespace, result: AdviceResult) -> str:
-    """Return the text of the job's manifest with advised fields, and the launcher's command if `--launch` is given."""
+    """Return the manifest's text with the advised fields, and with a launch command if `--launch` is given."""
     from tilecast.render.dialects.parts import write_comments
 
     source, advice, candidates = result.job.source, result.advice, result.candidates
@@ -161,7 +161,7 @@ def _find_own_command(result: AdviceResult) -> OwnCommand | None:
 
 
 def _refuse_sections(options: argparse.Namespace) -> None:
-    """Raise SpecError if a flag requests a section while the output is for a scheduler, which has no sections."""
+    """Raise SpecError if a flag requests a section, but the output is for a scheduler and has no sections."""
     for flag, is_given in (("--explain", options.explain), ("--per-layer", options.per_layer)):
         if is_given:
             raise SpecError(flag, f"has no place in -o {options.output}", "leave it out")
@@ -169,7 +169,7 @@ def _refuse_sections(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _AdviceSection:
-    """An addition to the advice that a flag requests: a text section, and a document under a key of the JSON."""
+    """Section that a flag adds to the advice: as text, and as a document under a key of the JSON."""
 
     key: str
     title: str

@@ -84,7 +84,7 @@ def _parse_runs(text: str, name: str) -> list[ObservedRun]:
 
 
 def _list_run_states(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> list[str]:
-    """Return a state for each run: "counts", "superseded", or the reason why the run is quarantined."""
+    """Return the state of each run: "counts", "superseded", or the reason why the run is quarantined."""
     standing = [""] * len(runs)
     for namespace, counting in table.runs.items():
         rows = [row for row, one in enumerate(runs) if one.run.namespace == namespace]

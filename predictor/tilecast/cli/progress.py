@@ -63,7 +63,7 @@ def show_wait(label: str) -> Iterator[None]:
 
 
 def end_progress() -> None:
-    """Remove all bars from the terminal. A bar remains after an error that ends its loop early."""
+    """Remove all bars from the terminal, including those of loops that an error ended early."""
     while _shown:
         timer, bar = _shown.pop()
         timer.cancel()

@@ -55,7 +55,7 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class _LinkLoad:
-    """Hops and bytes of an algorithm on the link inside the node (near) and in the network (far)."""
+    """Hops and bytes of an algorithm. Names with `near` are inside the node, names with `far` in the network."""
 
     near_hops: Floats
     """Number of hops in sequence inside the node."""
@@ -228,8 +228,8 @@ def synchronous_parameter_server(
 ) -> Floats:
     """Return the seconds in which all workers push their gradients to the servers and then pull the sum.
 
-    They are 2 max(S / B, w S / (q B')) for a buffer of S bytes, w workers with bandwidth B, and q servers on separate
-    nodes with bandwidth B' (Li et al., OSDI 2014; the bound of Jiang et al., OSDI 2020, for either phase).
+    The seconds are 2 max(S / B, w S / (q B')) for a buffer of S bytes, w workers with bandwidth B, and q servers on
+    separate nodes with bandwidth B' (Li et al., OSDI 2014; the bound of Jiang et al., OSDI 2020, for either phase).
     """
     return 2 * asynchronous_parameter_server(size_bytes, group, intra, inter, servers)
 
@@ -239,7 +239,7 @@ def asynchronous_parameter_server(
 ) -> Floats:
     """Return the seconds in which a worker pushes its gradients and pulls weights, if no worker waits for the others.
 
-    They are max(S / B, w S / (q B')), in the symbols of `synchronous_parameter_server` (Jiang et al., OSDI 2020,
+    The seconds are max(S / B, w S / (q B')), in the symbols of `synchronous_parameter_server` (Jiang et al., OSDI 2020,
     section 2). Pushes and pulls overlap, because they fill opposite directions of the network.
     """
     served = size_bytes * group.ranks / servers
@@ -260,7 +260,7 @@ They are the fraction that a rank must send inside its node, and the fraction th
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective operation, with its algorithms and the fewest bytes that any algorithm must send."""
+    """A collective operation, with its algorithms and the share of the buffer that any algorithm must send."""
 
     algorithms: Mapping[str, Algorithm]
     """Functions from (size_bytes, group, intra, inter) to seconds, by name of the algorithm."""
@@ -273,23 +273,26 @@ class Collective:
 
 
 def _gather_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
-    """Return the fractions of the buffer that an all-gather or reduce-scatter must send (`LeastBytes`)."""
+    """Return the shares of the buffer that an all-gather or reduce-scatter must send, inside and between nodes.
+
+    Both have the shape of `group`. `LeastBytes` describes them.
+    """
     return (group.local - 1) / group.ranks, (group.nodes - 1) / group.nodes
 
 
 def _reduce_bound(group: RankGroup, intra: Link) -> tuple[Floats | float, Floats]:
-    """Return the fractions of the buffer that an all-reduce must send (`LeastBytes`)."""
+    """Return the shares of the buffer that an all-reduce must send, inside and between nodes (`LeastBytes`)."""
     near = 1.0 if intra.reduction_bytes_per_s else 2 * (group.local - 1) / group.local
     return near, 2 * (group.nodes - 1) / group.nodes
 
 
 def _all_to_all_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
-    """Return the fractions of the buffer that an all-to-all must send (`LeastBytes`)."""
+    """Return the shares of the buffer that an all-to-all must send, inside and between nodes (`LeastBytes`)."""
     return (group.local - 1) / group.ranks, group.local * (group.ranks - group.local) / group.ranks
 
 
 def _send_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
-    """Return the fractions of the buffer that messages along a chain must send (`LeastBytes`)."""
+    """Return the shares of the buffer that a send along a chain must send, inside and between nodes (`LeastBytes`)."""
     far = group.nodes > 1
     return np.where(far, 0.0, 1.0), np.where(far, group.local, 0.0)
 
@@ -344,7 +347,9 @@ def fastest_collective_s(collective: str, size_bytes: Floats, group: RankGroup, 
 def dispatch_s(
     size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, copies: TokenCopies, dispatch: ExpertDispatch
 ) -> Floats:
-    """Return the seconds in which tokens reach the ranks of their experts, (n,). Results take as long to return.
+    """Return the seconds in which tokens reach the ranks of their experts, (n,).
+
+    The results of the experts take as long to return.
 
     Args:
         size_bytes: bytes of all tokens of a rank, counted once per chosen expert, (n,).
@@ -412,7 +417,7 @@ def _fastest_protocol_s(
     overlapped: bool = True,
     protocols: tuple[str, ...] = PROTOCOLS,
 ) -> Floats:
-    """Return the seconds of an algorithm's hops and bytes in the fastest protocol that both links have.
+    """Return the seconds that an algorithm's hops and bytes take in the fastest protocol that both links have.
 
     Args:
         load: hops and bytes of the algorithm.
@@ -476,7 +481,7 @@ def _compute_network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool
 
 
 def _evaluate_by_domain(seconds_on: Callable[[Link], Floats], group: RankGroup, intra: Link) -> Floats:
-    """Return the seconds of groups on the link inside a node, or on the link beyond its domain for larger groups.
+    """Return the seconds of groups, (n,), on the link inside a node, or beyond its domain for larger groups.
 
     Args:
         seconds_on: function from a link to the seconds of the groups on this link.

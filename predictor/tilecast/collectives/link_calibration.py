@@ -143,7 +143,10 @@ def fit_link(link: Link, measured: Measurements, other_link: Link, rounds: int =
 
 
 def _predict_on_links(link: Link, other_link: Link, measured: Measurements) -> Floats:
-    """Return the predicted seconds of each measured collective, (R,). One link is inside nodes, one between nodes."""
+    """Return the predicted seconds of each measured collective, (R,).
+
+    One of the two links is inside nodes, and the other one is between nodes.
+    """
     return predict_collectives(measured, *((other_link, link) if link.per_node else (link, other_link)))
 
 
@@ -248,7 +251,7 @@ _ROW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsLog:
-    """Content of a log of nccl-tests, with the out-of-place times and the GPU on which the ranks ran."""
+    """Content of a log of nccl-tests: the out-of-place times, and the GPU on which the ranks ran."""
 
     measured: Measurements
     gpu: str
@@ -299,7 +302,7 @@ def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.
 
     Args:
         where: file and line, for messages.
-        name: program of nccl-tests without `_perf`. It is empty if the log does not name it.
+        name: name of the nccl-tests program without `_perf`. Empty if the log does not name the program.
         hosts: group number and host of each rank of the run.
         row: fields of the row.
 

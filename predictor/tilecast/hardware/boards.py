@@ -80,10 +80,10 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
     power nor clock.
 
     The board is derived from its sibling. This is the shipped GPU with the same chip and form factor and the nearest
-    memory size. If the string names a type of memory, the board has as many stacks of this type as its size needs.
-    Without one, twice or half the memory is as many chips of another density, at an equal bandwidth. Memory of another
-    size has a bandwidth proportional to the size. The sustained rates of tensor cores grow with the cube root of power.
-    All rates of the chip are proportional to its clock.
+    memory size. If the string names a type of memory, the board has as many stacks of this type as its size needs. If
+    the string names no type, a board with twice or half the memory has as many chips of another density and the same
+    bandwidth. Memory of another size has a bandwidth proportional to the size. The sustained rates of tensor cores grow
+    with the cube root of power. All rates of the chip are proportional to its clock.
 
     Args:
         product: the product string, normalised by `normalise_product`.
@@ -230,7 +230,10 @@ def complete_specifications(specifications: GpuFile, shipped_files: Iterable[Gpu
 
 
 def _is_close(first: GpuFile, second: GpuFile, name: str) -> bool:
-    """Return whether the field `name` of two GPU files differs by at most `same_figure`, a share in `boards.toml`."""
+    """Return whether two GPU files have nearly equal values in the field `name`.
+
+    Their relative difference may be at most `same_figure` in `boards.toml`.
+    """
     return math.isclose(getattr(first, name), getattr(second, name), rel_tol=read_boards().same_figure)
 
 

@@ -105,7 +105,7 @@ def add_gpus_to_machine(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
 def find_usual_node_type(gpu: Gpu) -> NodeType | None:
     """Return the instance type to assume for nodes if only their GPU is known, or None if no cloud has the GPU.
 
-    It has `find_default_gpus_per_node` GPUs per node, or the next smaller number. A type with the network of the
+    The type has `find_default_gpus_per_node` GPUs per node, or the next smaller number. A type with the network of the
     maker's system (`defaults.toml`) is preferred, then a type with a price, then the cheapest type.
     """
     most = find_default_gpus_per_node(gpu)
@@ -152,7 +152,7 @@ def find_default_network(gpu: Gpu, gpus_per_node: int) -> Link:
 def find_default_gpus_per_node(gpu: Gpu) -> int:
     """Return the number of GPUs per node to assume if only the GPU is known.
 
-    It is that of a well-known system with this GPU. If no such system is known, return 8.
+    The number is that of a well-known system with this GPU. If no such system is known, return 8.
     """
     rows = _read_node_files()["defaults.toml"]["network"]
     name = gpu.sibling or gpu.name

@@ -185,8 +185,8 @@ class LinkFile(_FileModel):
             other_links: the links that `beyond` may name, by name.
 
         Raises:
-            SpecError: the table of protocols or the link in `beyond` is unknown. `beyond` names this link, or a link
-                that has a `beyond` too. A protocol is faster than the bandwidth.
+            SpecError: the table of protocols or the link in `beyond` is unknown. The link in `beyond` is this link
+                itself, or has a `beyond` too. A protocol is faster than the bandwidth.
         """
         next_link = other_links.get(self.beyond or "")
         if self.beyond and (self.beyond == self.name or (next_link and next_link.beyond)):
@@ -236,7 +236,7 @@ def normalise_product(product: str) -> str:
 
 
 def make_link_chain_error(link: LinkFile) -> SpecError:
-    """Return the error for a link whose `beyond` names this link, or names a link that has a `beyond` too."""
+    """Return the error for a link whose `beyond` names the link itself, or a link that also has a `beyond`."""
     problem = f"{link.beyond!r} is the link itself or has another beyond it"
     return SpecError(f"{link.name}: beyond", problem, "name a link that has none beyond it")
 
@@ -253,7 +253,7 @@ def find_entry_by_name(table: Mapping[str, NamedT], name: str, field: str) -> Na
         field: input field that contains the name, for the message.
 
     Raises:
-        SpecError: there is no such entry. The message names the most similar one, or says which there are.
+        SpecError: there is no such entry. The message names the most similar entry, or how to list all entries.
     """
     if name not in table:
         near = get_close_matches(name[:64].lower(), table, n=1)

@@ -49,8 +49,8 @@ def read_adapter(config: Mapping[str, Any], file: str) -> LoraAdapter:
     """Return the adapter that a parsed `adapter_config.json` describes. `file` names the document in errors.
 
     Raises:
-        SpecError: the adapter is not a LoRA, or also trains whole layers. The base model is no preset, or a preset
-            whose family does not support adapters.
+        SpecError: the adapter is not a LoRA, or also trains whole layers. The base model is not a preset, or the family
+            of the preset does not support adapters.
     """
     kind, rank, whole = (config.get(key) for key in ("peft_type", "r", "modules_to_save"))
     plain = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"

@@ -49,7 +49,10 @@ def parse_gpu_list(text: str, links: Sequence[str] = ()) -> list[Pool]:
 
 
 def describe_short_names(text: str) -> str:
-    """Return a sentence on the names of a GPU list that several products have, such as `a100`, or an empty string."""
+    """Return a sentence that says which GPU each ambiguous name in a GPU list, such as `a100`, stands for.
+
+    If no name is ambiguous, return an empty string.
+    """
     parts: dict[str, None] = {}
     for item in text.split(","):
         short = _read_counts(item.partition("@")[0].strip()).name.casefold()

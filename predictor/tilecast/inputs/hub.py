@@ -32,7 +32,7 @@ class HubConfig:
 
     @property
     def note(self) -> str:
-        """Sentence that names the model and the commit."""
+        """Sentence that names the model and its revision, which is the commit."""
         return f"The model is {self.name} of the Hugging Face Hub at revision {self.revision}."
 
 

@@ -74,9 +74,9 @@ class JobInput:
             raise self.name_flag_in_error(error) from None
 
     def name_flag_in_error(self, error: SpecError) -> SpecError:
-        """Return an error that names the flag which filled its field. If no flag did, return it unchanged.
+        """Return an error that names the flag which set the wrong field. If no flag set it, return the error unchanged.
 
-        The field of the error may lack the prefix `spec.`. If the job is a bare model, an error about several fields
+        The field of the error may lack the prefix `spec.`. If flags describe the job, an error about several fields
         names their flags.
         """
         place = re.sub(r"\[\d+\]$", "", error.field)
@@ -88,7 +88,10 @@ class JobInput:
         return error
 
     def replace_fields_by_flags(self, text: str) -> str:
-        """Return a text with flags in place of spec fields, if flags describe the job."""
+        """Return a text that names flags instead of spec fields, if flags describe the job.
+
+        Otherwise return the text unchanged.
+        """
         return _replace_fields_by_flags(text) if "spec.training.globalBatchSize" in self.flags else text
 
     @classmethod
@@ -124,10 +127,10 @@ class JobInput:
 
 
 def _name_flags_in_error(error: SpecError) -> SpecError:
-    """Return an error about several spec fields, with flags in place of the fields' names.
+    """Return a copy of an error about several spec fields that names flags instead of the fields.
 
-    The error's own field becomes the flag of the field with which its problem begins, or the flags of both fields of
-    `steps and tokens both say`, or else the first flag that it names.
+    The copy is about the field at the beginning of the problem, or about both fields of a problem such as `steps and
+    tokens both say`. Otherwise it is about the first flag that its text names.
     """
     problem, remedy = _replace_fields_by_flags(error.problem), _replace_fields_by_flags(error.remedy)
     flags = {option.path.rpartition(".")[2]: to_flag(name) for name, option in reversed(list(JOB_OPTIONS.items()))}
@@ -142,7 +145,7 @@ def _name_flags_in_error(error: SpecError) -> SpecError:
 
 
 def _replace_fields_by_flags(text: str) -> str:
-    """Return a text with flags in place of the spec fields that it names.
+    """Return a text that names flags instead of spec fields.
 
     A field of one word, such as `steps`, is replaced only after the name of its mapping, as in `training.steps`.
     """
@@ -164,16 +167,16 @@ def read_job(options: JobOptions) -> JobInput:
     from tilecast.inputs import launches
 
     if launches.is_launch(options):
-        result = launches.read_launch_job(options, read_model_job)
+        result = launches.read_launch_job(options, read_job_without_launch)
     else:
-        result = read_model_job(options)
+        result = read_job_without_launch(options)
     for name, option in ANY_OPTIONS.items():
         if name in options.values:
             result = result.with_field(option.path.split("."), options.values[name], to_flag(name))
     return result
 
 
-def read_model_job(options: JobOptions) -> JobInput:
+def read_job_without_launch(options: JobOptions) -> JobInput:
     """Return the job that `options.job` describes, which is a name, a path or an object.
 
     If it describes only a model, the flags set the training options.
@@ -275,7 +278,7 @@ def _normalize_model_type(name: str) -> str:
 
 
 def read_onnx(path: str, sequence: int | None) -> Trace:
-    """Return the operator graph of the ONNX file `path`. `sequence` (tokens), if given, replaces its dynamic dimension.
+    """Return the operator graph of the ONNX file `path`. If given, `sequence` is the length of the dynamic dimension.
 
     Raises:
         SpecError: `sequence` is out of range, or the file is not a readable graph.
@@ -290,7 +293,7 @@ _FOLDER = (adapters.FILE, "config.json")
 
 
 def _find_config_in_folder(job: str) -> str | None:
-    """Return the path of the model's config in the folder `job`. Return None if `job` is no folder.
+    """Return the path of the model's config in the folder `job`. Return None if `job` is not a folder.
 
     Also return None if the folder has no config, but `job` is the name of a preset.
 
@@ -313,8 +316,8 @@ def _find_config_in_folder(job: str) -> str | None:
 def _build_adapter_job(options: JobOptions, config: Document) -> JobInput:
     """Return the job that trains a PEFT LoRA adapter on its base model.
 
-    The flag `--lora-rank` takes precedence over the adapter's rank. A warning says what is priced and lists the fields
-    of the adapter that are not.
+    The flag `--lora-rank` takes precedence over the adapter's rank. A warning says which parts of the adapter are
+    priced and lists the fields that are not.
 
     Raises:
         SpecError: the adapter is not a LoRA, or its base model is not a preset.
@@ -389,7 +392,7 @@ def read_described_job(options: JobOptions, document: Document, text: str, items
     Args:
         options: the job's options. Options of a bare model apply if the command describes the job.
         document: the manifest.
-        text: text that contains it.
+        text: text that contains the manifest.
         items: objects of the text.
 
     Raises:
@@ -433,7 +436,7 @@ def _warn(text: str) -> None:
 
 
 def _put_graph_in_config_map(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
-    """Return a job's name, its `spec.model`, and a ConfigMap, by name, with the text of a graph."""
+    """Return a job's name, its `spec.model`, and its ConfigMap by name. The ConfigMap contains the text of a graph."""
     named = base.to_object_name(name)
     reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
     return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}

@@ -1,4 +1,4 @@
-"""Options of a job: command-line flags, which are also keywords of the Python API, and set fields of the spec.
+"""Options that describe a job. Each sets a field of the spec, as a command-line flag or a keyword of the Python API.
 
 Each spec field that affects a forecast has an option. Its name, values and help come from the field's name, type and
 the first sentence of its description.
@@ -189,5 +189,5 @@ class JobOptions:
 
     @property
     def title(self) -> str:
-        """Name of the job in errors: its name or path if it is a string, and "model" otherwise."""
+        """Name of the job in errors: the name or path that the user gave, or "model" for an object."""
         return self.job if isinstance(self.job, str) else "model"

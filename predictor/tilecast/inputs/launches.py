@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def is_script(text: str) -> bool:
-    """Return whether a text is a shell script and no single command: it has several commands or variables."""
+    """Return whether a text is a shell script, with several commands or variables, and not a single command."""
     return "\n" in text.strip().replace("\\\n", " ") or "$" in text
 
 
@@ -48,12 +48,12 @@ def is_launch(options: JobOptions) -> bool:
     return bool(options.command) or (isinstance(options.job, str) and readers.is_launch_file(options.job))
 
 
-def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], JobInput]) -> JobInput:
+def read_launch_job(options: JobOptions, read_job_without_launch: Callable[[JobOptions], JobInput]) -> JobInput:
     """Return the job that a launch describes. Flags take precedence over the launch.
 
     Args:
         options: the command or the file, and values of flags.
-        read_model_job: function that reads the job of a model that the user names.
+        read_job_without_launch: function that reads the job of a model that the user names.
 
     Raises:
         SpecError: the launch cannot be read, or has options that change speed or memory and are not priced.
@@ -79,10 +79,10 @@ def read_launch_job(options: JobOptions, read_model_job: Callable[[JobOptions], 
         remedy = "say on how many GPUs by --baseline POOL:N, or give the samples of one optimizer step"
         raise SpecError("--batch", "is missing, and the launch does not say it", remedy)
     if has_model:
-        job = read_model_job(plain)
+        job = read_job_without_launch(plain)
     elif reading.model is None and reading.model_name:
         folder = Path() if options.command else Path(where).parent
-        job = _read_model(reading.model_name, folder, replace(plain, command=options.command), read_model_job)
+        job = _read_model(reading.model_name, folder, replace(plain, command=options.command), read_job_without_launch)
     elif reading.model is None:
         raise SpecError("model", "is not said by the launch", "name it before --: tilecast advise MODEL -- …")
     else:
@@ -101,16 +101,16 @@ def _import_job_input() -> type[JobInput]:
 
 
 def _read_model(
-    name: str, folder: Path, options: JobOptions, read_model_job: Callable[[JobOptions], JobInput]
+    name: str, folder: Path, options: JobOptions, read_job_without_launch: Callable[[JobOptions], JobInput]
 ) -> JobInput:
     """Return the job of the model that a launch names.
 
     Args:
-        name: a path of a config.json or of its folder, a preset, or ORG/NAME on the Hugging Face Hub. Of any other
-            path, only the last part is used, as a name.
-        folder: folder to which relative paths refer. Of a path outside it, only the last part is used.
+        name: a path of a config.json or of its folder, a preset, or ORG/NAME on the Hugging Face Hub. Any other path is
+            shortened to its last part, which is used as a name.
+        folder: folder to which relative paths refer. A path outside it is shortened to its last part.
         options: the job's options.
-        read_model_job: function that reads the job of a model that the user names.
+        read_job_without_launch: function that reads the job of a model that the user names.
 
     Raises:
         SpecError: the name is none of these, or the config.json describes no model.
@@ -125,11 +125,11 @@ def _read_model(
         if (is_typed or path.is_relative_to(root)) and path.is_file():
             if not huggingface.is_config(readers.load_mapping(readers.read_bounded(path, str(config)), str(config))):
                 raise SpecError(str(config), "describes no model", "give a config.json of Transformers")
-            return read_model_job(replace(options, job=str(config), command=()))
+            return read_job_without_launch(replace(options, job=str(config), command=()))
     if (known := readers.find_preset_in_name(name)) is not None:
         return _import_job_input().from_model(options, known, {"preset": known})
     if not name.startswith(hub.PREFIX) and hub.is_hub_name(name):
-        return read_model_job(replace(options, job=name, command=()))
+        return read_job_without_launch(replace(options, job=name, command=()))
     problem = f"{name[:80]!r} is no preset, and no folder beside the launch with a config.json"
     raise SpecError("model", problem, "copy its config.json there, or name a preset or ORG/NAME of the Hub")
 
@@ -152,7 +152,7 @@ def find_baseline(reading: LaunchReading, pools: Sequence[Pool], stated: Baselin
 
 
 def _choose_pool(reading: LaunchReading, pools: Sequence[Pool]) -> tuple[int, Pool, str]:
-    """Return the GPUs of a launch, the pool of its baseline, and why it is that pool."""
+    """Return the number of GPUs of a launch, the pool of its baseline, and the reason for this pool."""
     gpus, each = reading.gpus or pools[0].max_gpus, reading.gpus_per_node
     large = [pool for pool in pools if pool.max_gpus >= gpus]
     alike = [pool for pool in large or pools if each in (None, pool.gpus_per_node)]
@@ -164,7 +164,10 @@ def _choose_pool(reading: LaunchReading, pools: Sequence[Pool]) -> tuple[int, Po
 
 
 def explain_baseline(reading: LaunchReading, pools: Sequence[Pool]) -> str:
-    """Return a sentence on which of several pools has the baseline of a launch and why. It is empty for one pool."""
+    """Return a sentence that says which of several pools has the baseline of a launch, and why.
+
+    If there is only one pool, return an empty text.
+    """
     if len(pools) < 2:
         return ""
     _, pool, why = _choose_pool(reading, pools)
@@ -172,23 +175,23 @@ def explain_baseline(reading: LaunchReading, pools: Sequence[Pool]) -> str:
 
 
 def add_launch_plan(runs: Sequence[UnresolvedRun], launched: Baseline) -> list[UnresolvedRun]:
-    """Return measured runs with the plan of a launch. It is added to runs on as many GPUs that state no plan."""
+    """Return measured runs with the plan of a launch added to those that state no plan and have equally many GPUs."""
     return [replace(run, plan=launched.plan) if run.plan is None and run.gpus == launched.gpus else run for run in runs]
 
 
 def _fit_data_degree(plan: PartialPlan, gpus: int) -> PartialPlan:
-    """Return a plan with a data-parallel degree that uses all GPUs, if its other degrees divide their number."""
+    """Return a plan whose data-parallel degree makes it use all GPUs, if its other degrees divide their number."""
     shared = plan.tensor * plan.pipeline * plan.context
     return plan if gpus % shared else replace(plan, data=gpus // shared)
 
 
 def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer) -> str:
-    """Return a sentence with the options to change to get from one plan to another, and the speed-up.
+    """Return a sentence with the speed-up of another plan, and the options of the launch to change for it.
 
     Args:
-        reading: the launch that the first plan comes from.
+        reading: the launch.
         before: the plan of the launch, or None if it does not run.
-        after: a plan on the same GPUs.
+        after: another plan on the same GPUs.
     """
     if before is None:
         changes = readers.list_changes(reading, _complete_plan(reading), after.plan)
@@ -202,7 +205,7 @@ def describe_changes(reading: LaunchReading, before: Offer | None, after: Offer)
 
 
 def _complete_plan(reading: LaunchReading) -> Plan:
-    """Return the plan that a launch states, with every open column at its default, off."""
+    """Return the plan that a launch states. Columns that it leaves open get their defaults, which mean off."""
     plan, batch = reading.plan, reading.training.get("globalBatchSize")
     stated = {item.name: getattr(plan, item.name) for item in fields(plan)}
     complete = Plan(**{name: value for name, value in stated.items() if value is not None})

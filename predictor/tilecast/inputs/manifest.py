@@ -85,7 +85,7 @@ class ManifestJob:
             return self.text
         if jobs.find_training_runtime(self.document) is None:
             jobs.require_gpus(self.job)
-        put = candidates.find_manifest_placement(advice.best, self.job, choice)
+        put = candidates.find_placement_for_new_job(advice.best, self.job, choice)
         changes = jobs.compute_changes(self.document, self.job, put)
         changes += commands.replace_commands(self.document, self.job, command) if command else []
         return edit_yaml(documents.expand_aliases(self.text), changes, self.index)

@@ -26,7 +26,7 @@ _REMEDY = "write for instance a100-80:8=1.9s, a100-80:8/tp=2,dp=4=450ms, or a100
 
 
 class MeasuredStep(PartSeconds):
-    """One entry of a file of measured steps. The fields are those of a report of `tilecast_observe`."""
+    """One entry of a file of measured steps. It has the fields that `tilecast_observe` reports."""
 
     pool: str = Field(min_length=1, max_length=63, description="Pool or GPU that the job ran on.")
     gpus: int = Field(ge=1, le=10**6, description="GPUs that it ran on.")
@@ -51,12 +51,12 @@ class UnresolvedRun:
 
 
 def parse_measurements(texts: Sequence[str], *, has_offer: bool = False) -> tuple[float | None, list[UnresolvedRun]]:
-    """Parse the values of `--measured`. Return the seconds of a value without a pool, and the runs that name a pool.
+    """Parse the values of `--measured` into seconds without a pool, and runs with a pool.
 
-    The seconds are None unless the only value names no pool.
+    The seconds are None unless there is a single value and it names no pool.
 
-    A log may replace the seconds: `@train.log`, `a100-80=@train.log` or `a100-80:8=@train.log`. If the text leaves out
-    the number of GPUs or the plan, they are taken from the log.
+    In any value, a log may replace the seconds: `@train.log`, `a100-80=@train.log` or `a100-80:8=@train.log`. If the
+    text leaves out the number of GPUs or the plan, they are taken from the log.
 
     Args:
         texts: the values.
@@ -128,7 +128,7 @@ def _parse_run(text: str, field: str) -> UnresolvedRun:
 
 
 def _read_logged_run(head: str, name: str, field: str) -> UnresolvedRun:
-    """Return the run of a log. `POOL[:N][/PLAN]` takes precedence over what the log says.
+    """Return the run that a log describes. The text `head`, POOL[:N][/PLAN], takes precedence over the log.
 
     Raises:
         SpecError: the log cannot be read, the number of GPUs is unknown, or text and log contradict each other.

@@ -151,7 +151,7 @@ def list_pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, .
 
 
 def describe_nodes(pool: Pool) -> str:
-    """Return a phrase that describes a pool's nodes, and those links inside and between nodes that are assumed."""
+    """Return a phrase that describes a pool's nodes and names the links that were assumed for them."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
     inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]

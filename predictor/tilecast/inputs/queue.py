@@ -108,7 +108,7 @@ class QueueDocuments:
             added: documents, of which exactly one is a job.
 
         Raises:
-            SpecError: several of them are jobs, or none is.
+            SpecError: several of the documents are jobs, or none is a job.
         """
         new = [item for item in self.jobs if any(item is other for other in added)]
         if len(new) != 1:
@@ -184,7 +184,7 @@ class JobQueueReader:
         Args:
             document: the job.
             taken: names of the jobs in the queue.
-            quotas: GPUs by pool and ClusterQueue. Those of the job are added.
+            quotas: GPUs by pool and ClusterQueue. The quotas of the job's queue are added to it.
         """
         given = as_mapping(document.get("metadata"))
         metadata = {key: value for key, value in given.items() if key != "creationTimestamp"}
@@ -275,9 +275,9 @@ class JobQueueReader:
         return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
 
     def _with_remaining_work(self, document: Document, job: QueuedJob) -> QueuedJob:
-        """Return the job as running, with its options reduced to the work that remains.
+        """Return the job as running, with the run time of its options reduced to the work that remains.
 
-        How much remains follows from the forecast on its present pool.
+        The remaining work follows from the time since its start and the forecast on its present pool.
         """
         return mark_as_running(job, -self._seconds_until(value_at_path(document, ("status", "startTime"))))
 

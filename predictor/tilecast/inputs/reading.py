@@ -24,7 +24,7 @@ def parse_seconds(text: str, flag: str = "--deadline") -> int:
     """Parse a duration such as `5400`, `90min`, `36h` or `14d` into whole seconds. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|w|)", text.strip(), re.ASCII)
     if match is None:
@@ -57,7 +57,7 @@ def parse_amount(value: str, flag: str = "--budget") -> dict[str, Any]:
     """Parse an amount of money, such as `5000` or `5000 EUR`, into `amount` and `currency`. The default is USD.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", value.strip(), re.ASCII)
     if match is None:
@@ -80,7 +80,7 @@ def parse_count(text: str, flag: str, kilo: int = 1000) -> int:
         kilo: value of the suffix k, 1000 or 1024. M, G (or B) and T are its powers.
 
     Raises:
-        SpecError: the text has another form, or is no whole number.
+        SpecError: the text has another form, or is not a whole number.
     """
     match = re.fullmatch(_COUNT, text.strip().lower(), re.ASCII)
     number = Fraction(match[1]) * kilo ** _THOUSANDS[match[2]] if match else Fraction(1, 2)
@@ -90,11 +90,11 @@ def parse_count(text: str, flag: str, kilo: int = 1000) -> int:
 
 
 def parse_batch(text: str, flag: str, sequence: int | None) -> int:
-    """Parse a global batch into samples: `512`, `2k`, or the tokens of a step, such as `4Mtokens`.
+    """Parse a global batch, such as `512`, `2k` or `4Mtokens`, into a number of samples.
 
-    Tokens are divided by the sequence length. Their suffixes are powers of 1024, or of 1000 if only that gives whole
-    samples. If a sequence length is given, millions are taken as tokens, with a warning, because no step has so many
-    samples.
+    A number of tokens is divided by the sequence length. Its suffix means a power of 1024, or of 1000 if only that
+    gives whole samples. If a sequence length is given, millions without a unit are read as tokens, because no step has
+    so many samples. A warning says so.
 
     Args:
         text: the batch.
@@ -102,7 +102,7 @@ def parse_batch(text: str, flag: str, sequence: int | None) -> int:
         sequence: tokens per sample, or None if unknown.
 
     Raises:
-        SpecError: the text has another form, or the tokens are no whole number of samples.
+        SpecError: the text has another form, or the tokens are not a whole number of samples.
     """
     match = re.fullmatch(rf"{_COUNT} *(tok|tokens?)?", text.strip().lower(), re.ASCII)
     if match is None:
@@ -129,7 +129,7 @@ def parse_number(text: str, flag: str) -> float:
     """Parse a number such as `0.5` or `6000`. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     if re.fullmatch(r"\d{1,15}(?:\.\d{0,15})?(?:e-?\d{1,2})?", text.strip().lower(), re.ASCII) is None:
         raise SpecError(flag, f"cannot read {text[:40]!r}", "write a number, for instance 0.5 or 6000")
@@ -140,7 +140,7 @@ def parse_range(text: str, flag: str) -> dict[str, int]:
     """Parse a range of global batches such as `256..1k` into `min` and `max`. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     low, dots, high = text.partition("..")
     if not dots:
@@ -152,7 +152,7 @@ def parse_name_and_count(flag: str, text: str) -> tuple[str, int]:
     """Parse `NAME:COUNT`, or `NAME:NODESxGPUS`, into a name and a count. Errors name `flag`.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: the text has another form.
     """
     name, colon, count = text.strip().partition(":")
     factors = count.split("x")

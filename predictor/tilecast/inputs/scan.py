@@ -43,7 +43,7 @@ class ScannedJob:
 
 @dataclass(frozen=True, slots=True)
 class FoundJobs:
-    """The GPU jobs of an input, and the files below folders that could not be read."""
+    """The GPU jobs that were found, and the files below folders that could not be read."""
 
     jobs: list[ScannedJob]
     unread_files: tuple[str, ...] = ()

@@ -259,7 +259,7 @@ def find_job_placement(offer: Offer, job: Job, candidates: JobCandidates) -> Pla
     return Placement(candidate.node_selector, candidate.tolerations, pods)
 
 
-def find_manifest_placement(offer: Offer, job: Job, candidates: JobCandidates) -> Placement:
+def find_placement_for_new_job(offer: Offer, job: Job, candidates: JobCandidates) -> Placement:
     """Return the node selector, tolerations and counts that put a job manifest onto an offer's pool.
 
     The job does not exist in the cluster yet. If plain numbers in the manifest determine the number of pods, the job

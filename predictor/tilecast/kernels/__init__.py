@@ -131,7 +131,7 @@ def predict_kernel_times(
 
 
 class _NetworkBatch:
-    """Kernels on one GPU that wait for the neural networks. One call of the ONNX runtime then predicts all of them."""
+    """Batch of kernels on one GPU that are added one by one, and then predicted by one call of the ONNX runtime."""
 
     def __init__(self, learned: utilization.UtilizationModel, gpu: Gpu) -> None:
         self.learned, self.gpu, self.input_gpu = learned, gpu, gpu.without_fp32_limit()
@@ -142,7 +142,7 @@ class _NetworkBatch:
     def add_kernels(
         self, family: str, context: utilization.KernelContext, work: features.KernelWork, precision: str, rows: Rows
     ) -> Floats:
-        """Add n kernels for one network, and return the relative spread of each predicted duration, (n,).
+        """Add n kernels for one network to the batch, and return the relative spread of each prediction, (n,).
 
         Args:
             family: name of the network.
@@ -182,7 +182,7 @@ class _NetworkBatch:
 def _price_by_formula(
     kind: KernelType, dims: Dims, mask: Mask, work: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
 ) -> Floats:
-    """Return the seconds of some kernels of a kind that no network predicts, (n,).
+    """Return the seconds of n kernels of a kind for which there is no network, (n,).
 
     Args:
         kind: the kind of the kernels.

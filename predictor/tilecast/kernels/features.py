@@ -68,9 +68,9 @@ def is_image_convolution(dims: Dims) -> npt.NDArray[np.bool_]:
 
 
 def count_tensor_rate_doublings(gpu: Gpu, precision: str) -> float:
-    """Return log2 of an SM's tensor-core rate in bytes relative to the usual rate, at least 0.
+    """Return how many times an SM's tensor-core rate has doubled from the usual rate: log2 of their ratio, at least 0.
 
-    The rate in bytes is the peak FLOP/s of one SM per clock cycle, times the bytes of an element.
+    The rate, in bytes, is the peak FLOP/s of one SM per clock cycle, times the bytes of an element.
     """
     # Address computations and loads of an implicit GEMM are equally fast on all generations of GPUs. With each doubling
     # of the rate, arithmetic hides less of their time.
@@ -369,7 +369,7 @@ def concatenate_inputs(parts: Sequence[NetworkInputs]) -> NetworkInputs:
 
 
 def _compute_side_details(dims: Dims) -> list[Floats]:
-    """Return those details of N matrix products that do not depend on the GPU, as a list of columns (N,).
+    """Return the details of N matrix products that do not depend on the GPU, as a list of columns (N,).
 
     The details of a side are its position between two powers of two (as cosine and sine of an angle), its alignment,
     and log2 of its largest odd factor.
@@ -383,7 +383,7 @@ def _compute_side_details(dims: Dims) -> list[Floats]:
 
 
 def _compute_wave_details(dims: Dims, gpu: Gpu) -> list[Floats]:
-    """Return those details of N matrix products that depend on the GPU, as a list of columns (N,).
+    """Return the details of N matrix products that depend on the GPU, as a list of columns (N,).
 
     For every candidate tile, these are the fraction of its waves that is busy and one over the number of its waves.
     """

@@ -1,1 +1,1 @@
-"""Meanings of each launcher's options. One table per launcher serves to read and to write options."""
+"""Meanings of each launcher's options. Each launcher has one table, by which its options are read and written."""

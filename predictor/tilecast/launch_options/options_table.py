@@ -189,7 +189,7 @@ class OptionTable:
     def split_words(self, words: Sequence[str]) -> list[Setting]:
         """Return the options among command-line words, each with the words that follow it.
 
-        Words before them are dropped.
+        Words in front of the first option are dropped.
         """
         settings: list[Setting] = []
         for word in words:
@@ -205,9 +205,9 @@ class OptionTable:
         return settings
 
     def list_own(self, words: Sequence[str]) -> list[Setting]:
-        """Return the options among words that another plan leaves as they are, such as the learning rate and the data.
+        """Return the user's own options among words: those that stay when the plan changes, such as the learning rate.
 
-        Options of the plan, options that are written anew, and those that say where processes meet are left out.
+        Left out are options of the plan, options that are written anew, and options that say where processes meet.
         """
         written = {
             self.options[key]["to"] for key in map(spell_option, (one.option for one in self.list_written()))
@@ -225,7 +225,7 @@ class OptionTable:
         return kept
 
     def read_facts(self, settings: Iterable[Setting], where: str) -> Facts:
-        """Return what the settings mean. If an option is given twice, the last one is used.
+        """Return the facts that options state. If an option is given twice, the last one is used.
 
         Args:
             settings: the options with their values.
@@ -259,7 +259,7 @@ class OptionTable:
 
 @dataclass(slots=True)
 class Facts:
-    """Values that options set, by target, and the option that set each."""
+    """Values that options set, by target of the table, with the option that set each value."""
 
     table: OptionTable
     where: str
@@ -357,7 +357,7 @@ class Facts:
         )
 
     def field(self, option: str) -> str:
-        """Return how errors name an option."""
+        """Return the name of an option for errors."""
         return f"{self.where}: {option}" if self.where else option
 
     def get(self, target: str, default: object = None) -> Any:
@@ -365,10 +365,10 @@ class Facts:
         return self.values.get(target, self.table.defaults.get(target, default))
 
     def count(self, target: str, default: int = 1) -> int:
-        """Return the value of a target, which must be at least 1.
+        """Return the value of a target as a whole number.
 
         Raises:
-            SpecError: it is below 1.
+            SpecError: the value is below 1, and also below `default`.
         """
         value = int(self.get(target, default))
         if value < min(1, default):
@@ -397,9 +397,9 @@ _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 def _format_layout(stages: Sequence[object]) -> str:
-    """Return the text of a pipeline layout given as a list of stages, each a list of kinds.
+    """Return a pipeline layout as text. `stages` has a list of layer kinds for each stage.
 
-    Return "" for any other value.
+    Return "" if `stages` has another form.
     """
     if not all(isinstance(stage, list | tuple) and all(kind in _LETTERS for kind in stage) for stage in stages):
         return ""

@@ -76,7 +76,7 @@ def digest_workload(workload: Workload) -> str:
 
 
 def _to_json_value(value: object) -> object:
-    """Return a model or dataclass as a mapping, and any other value as text, for `json.dumps`."""
+    """Return a value in a form that `json.dumps` accepts: models and dataclasses as mappings, other values as text."""
     if isinstance(value, Model):
         return value.document()
     return {item.name: getattr(value, item.name) for item in fields(value)} if is_dataclass(value) else repr(value)
@@ -166,7 +166,8 @@ class Correction:
 class Calibration:
     """Corrections of forecasts, learned from runs.
 
-    A group without a correction uses that of the next coarser group. Without any, its forecasts do not change.
+    A group without a correction uses that of the next coarser group. If no coarser group has one, its forecasts do not
+    change.
     """
 
     corrections: tuple[Correction, ...] = ()
@@ -198,7 +199,7 @@ class Calibration:
         )
 
     def find_software_ratio(self, framework: str, family: str) -> float:
-        """Return the factor for a framework and model family, by which the ratio of a group is multiplied."""
+        """Return the factor for a framework and model family. The ratio of a group is multiplied by this factor."""
         return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
     def list_factors_by_gpus(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
@@ -215,10 +216,10 @@ class Calibration:
         return ratio, width
 
     def differs_from(self, other: Calibration, tolerance: float = 0.01) -> bool:
-        """Return whether any ratio differs from that of the other calibration by more than the relative tolerance.
+        """Return whether any ratio differs from that in another calibration by more than a relative tolerance.
 
-        Widths may differ five times as much. Calibrations also differ if one has at least twice as many runs of a
-        group, or if only one has `PROVEN_RUNS` runs of the group itself.
+        Widths of ranges may differ by five times the tolerance. Calibrations also differ if one has at least twice as
+        many runs of a group, or if only one has `PROVEN_RUNS` runs of the group itself.
         """
         if self is other:
             return False
@@ -460,10 +461,7 @@ class RunFit:
         return Calibration(tuple(by_group), tuple(by_software))
 
     def _estimate_group_factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
-        """Return two arrays with a value for each of k groups, (k,).
-
-        The first corrects forecasts. The second scales the half-widths of their ranges.
-        """
+        """Return two factors for each of k groups, (k,) each: on forecasts, and on the half-widths of ranges."""
         if not effects:
             return np.ones(0), np.ones(0)
         loadings = np.zeros((len(self.index), len(effects)))
@@ -495,8 +493,8 @@ class RunFit:
         """Ratio of the observed spread of runs to the spread that the variances predict.
 
         It comes from the 90 % quantile of the leave-one-out errors, shrunk towards 1 as if 1 / (1 - `COVERAGE`) more
-        runs had the predicted spread. Without runs of this namespace, it is the median over other namespaces without
-        the smallest ratio.
+        runs had the predicted spread. If this namespace has no runs, the ratio is the median of those of other
+        namespaces, of which the smallest is left out.
         """
         if not self.counts:
             is_apart = self.consensus.disagrees if self.consensus else ()

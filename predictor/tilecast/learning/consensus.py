@@ -70,7 +70,7 @@ class ContributorEstimate:
         return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
 
     def find_pull_length(self, mean: Floats, shift: float) -> float:
-        """Return the length of this contributor's pull on the estimate (see the module).
+        """Return the length of this contributor's pull on the estimate, which the module's docstring defines.
 
         Args:
             mean: mean of the contributor's effects, (k,).
@@ -112,7 +112,7 @@ class Consensus:
 
     @property
     def is_at_limit(self) -> Sequence[bool]:
-        """Whether the pull of each contributor is cut to the limit, (p,)."""
+        """Whether each contributor's pull has been cut to the limit, (p,)."""
         return [shift > MIN_SHIFT for shift in self.shifts.tolist()]
 
     def extend_to(self, count: int) -> tuple[Floats, Floats]:
@@ -151,7 +151,7 @@ class Consensus:
     def _build_woodbury_terms(
         self, numbers: Sequence[int], covariance: Floats, targets: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the matrices of Woodbury's identity that remove the measurements of some contributors.
+        """Return the matrices of Woodbury's identity, by which measurements of some contributors are removed.
 
         Args:
             numbers: indices of the contributors, with r directions in all.

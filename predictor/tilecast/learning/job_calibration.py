@@ -77,10 +77,10 @@ class RunSetting:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredParts:
-    """Seconds of the parts of a measured step. A part that the run does not report is None.
+    """Seconds of each part of a measured step. A part that the run does not report is None.
 
-    Parts do not overlap. Forward and backward include the collectives that they wait for, unless `communication_s`
-    does.
+    Parts do not overlap. Forward and backward pass include the collectives that they wait for, unless `communication_s`
+    is given.
     """
 
     input_s: float | None = None
@@ -108,7 +108,7 @@ class MeasuredParts:
     def blend_with(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
         """Return the weighted mean of these parts and newer parts, where the newer parts have weight `weight`.
 
-        A part that only one of the two has keeps that value.
+        A part that only one of the two has is taken unchanged.
         """
         both = zip(self.values, newer.values, strict=True)
         return MeasuredParts(
@@ -117,7 +117,7 @@ class MeasuredParts:
 
     @property
     def measured_parts_s(self) -> dict[str, float]:
-        """Seconds of communication and optimizer step by name, as far as the run reports them."""
+        """Seconds of the communication and of the optimizer step, by name of the part, if the run reports them."""
         known = zip(SEPARATE_PARTS, (self.communication_s, self.optimizer_s), strict=True)
         return {name: value for name, value in known if value is not None}
 

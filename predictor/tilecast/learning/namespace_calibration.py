@@ -81,7 +81,10 @@ class NamespaceCalibration:
         return self._find_fit(namespace).calibration()
 
     def leave_one_out_errors(self, namespace: str) -> Floats:
-        """Return the signed relative error of each run's forecast in a namespace, corrected by all other runs, (n,)."""
+        """Return the signed relative error of the forecast for each run of a namespace, (n,).
+
+        The forecast of a run is corrected by all other runs.
+        """
         error: Floats = np.expm1(self._find_fit(namespace).compute_leave_one_out_residuals())
         return error[: len(self.runs[namespace])]
 

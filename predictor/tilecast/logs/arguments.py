@@ -55,7 +55,7 @@ _DEGREES = ("tensor", "pipeline", "context", "expert")
 
 @dataclass(slots=True)
 class RunFacts:
-    """Facts about a run that a log states besides its steps."""
+    """Facts that a log states about a run, except its steps."""
 
     gpus: int | None = None
     gpu: str | None = None

@@ -50,15 +50,15 @@ class MetricRow:
 
     @property
     def is_pause(self) -> bool:
-        """Whether only an evaluation records such metrics."""
+        """Whether the metrics are of a kind that only an evaluation records."""
         return any(_PAUSE.search(name) for name in self.values)
 
 
 def find_metric_run(rows: Sequence[MetricRow], name: str) -> LoggedRun | None:
     """Return the run from rows of metrics in recorded order, or None if there are too few steps.
 
-    Step times come from a metric that holds the duration of a step. If none has enough steps, they come from one that
-    holds a time, and then from the times of those rows that hold the most frequent training metric.
+    The step times come from a metric with the duration of a step. If no such metric has enough steps, they come from a
+    metric with a time, or else from the times of the rows with the most frequent training metric.
 
     Args:
         rows: the rows.
@@ -86,7 +86,11 @@ def _list_series(rows: Sequence[MetricRow]) -> Iterable[StepSeries]:
 
 
 def _make_series(rows: Sequence[MetricRow], metric: str, unit: float = 0.0, *, is_time: bool = False) -> StepSeries:
-    """Return the series of a metric: its values as durations in `unit` or as times, or the times of its rows."""
+    """Return a series of steps, from the values of a metric or from the times of the rows that have it.
+
+    The values are durations in `unit`, or times of logging if `unit` is 0. If `is_time`, the times of the rows are
+    used.
+    """
     series, is_paused = StepSeries(is_clock=not unit), False
     known = {key for row in rows if metric in row.values for key in row.values}
     # Trackers that count calls themselves have a number beside that of the program, which is in some rows alone.

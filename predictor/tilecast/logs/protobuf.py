@@ -17,7 +17,7 @@ def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """Yield number, wire type and value of each field. Fixed-width values are bytes.
 
     Raises:
-        MessageError: the bytes are no message.
+        MessageError: the bytes are not a message.
     """
     at, end = 0, len(data)
     while at < end:

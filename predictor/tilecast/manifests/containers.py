@@ -89,7 +89,7 @@ class ContainerFiles:
         """Return the text of a file.
 
         Raises:
-            SpecError: it is not in the manifest, too long, or not text.
+            SpecError: the file is not in the manifest, is too long, or is not text.
         """
         text = self.container.find_text(name)
         if text is None:
@@ -178,8 +178,8 @@ _MARK = "\ue000"
 def _expand_value(text: str, variables: Mapping[str, str], has_unread: bool) -> str:
     """Return the value of a variable with references such as `$(NAME)` replaced, by the rules of Kubernetes.
 
-    A reference to an undefined name stays as it is. If `has_unread`, a source that was not read may define it, and the
-    reference becomes an unknown value.
+    A reference to an undefined name stays unchanged. If `has_unread` is True, a source that was not read may define the
+    name, and the reference becomes an unknown value.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -191,7 +191,10 @@ def _expand_value(text: str, variables: Mapping[str, str], has_unread: bool) -> 
 
 
 def _expand_command(text: str, variables: Mapping[str, str], has_unread: bool) -> str:
-    """Return a word of a command with references replaced. Names of unknown values are marked with `_MARK`."""
+    """Return a word of a command with references such as `$(NAME)` replaced by their values.
+
+    A reference to an unknown value becomes its name between two `_MARK`s.
+    """
 
     def replaced(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -240,7 +243,7 @@ def find_line(container: Container) -> tuple[LaunchLine, Script]:
     """Return the only launch line of a container's command, and the script that contains it.
 
     Raises:
-        SpecError: there is none, or there are several that differ.
+        SpecError: the command has no launch line, or several different ones.
     """
     if not container.words:
         remedy = "write the command into the manifest, or annotate the job with its model and training"
@@ -254,7 +257,7 @@ def find_script_line(container: Container, text: str) -> tuple[LaunchLine, Scrip
     The command may call scripts from ConfigMaps.
 
     Raises:
-        SpecError: there is none, or there are several that differ.
+        SpecError: the command has no launch line, or several different ones.
     """
     script = read_script(text, container.where, container.variables, (), has_unread=container.has_unread)
     written = dict(script.files)
@@ -285,7 +288,7 @@ def _require_arguments(container: Container, line: LaunchLine, script: Script) -
     """Raise SpecError if a launch line has options whose text is not in the manifest.
 
     Raises:
-        SpecError: it has such options.
+        SpecError: the line has such options.
     """
     before = ""
     for word in line.arguments:

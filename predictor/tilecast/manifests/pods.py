@@ -60,7 +60,7 @@ def find_count(document: object, path: Path, default: int = 1) -> int:
     """Return the number at a path, or the default if there is none.
 
     Raises:
-        SpecError: it is not a number of pods.
+        SpecError: the value is not a number of pods.
     """
     value = value_at_path(document, path)
     if value is None:
@@ -205,7 +205,11 @@ _CONTAINER_FIELDS = ("command", "args", "image")
 
 
 def _apply_trainer(document: Document, group: PodGroup, *, keeps_resources: bool = False) -> PodGroup:
-    """Return the pod group with what a TrainJob sets in the container `node`: `spec.trainer`, overrides and patches."""
+    """Return the pod group with the settings of a TrainJob applied to its container `node`.
+
+    The settings are `spec.trainer`, overrides and patches. With `keeps_resources`, the container's resources do not
+    change.
+    """
     trainer = as_mapping(value_at_path(document, ("spec", "trainer")))
     require_shape(trainer, {"command": [str], "args": [str]}, ("spec", "trainer"))
     pod = dict(group.spec)
@@ -298,7 +302,7 @@ def _read_runtime_environment(document: Document) -> dict[str, str]:
     """Return the environment variables in `spec.runtimeEnvYAML`.
 
     Raises:
-        SpecError: it is not a YAML mapping.
+        SpecError: the text is not a YAML mapping.
     """
     text = value_at_path(document, ("spec", "runtimeEnvYAML"))
     if not isinstance(text, str) or not text.strip():
@@ -345,7 +349,7 @@ def is_readable_job(document: Document) -> bool:
 
 
 def is_owned(document: Document) -> bool:
-    """Return whether another job created this one. Then that job is read instead."""
+    """Return whether another job created this job. Then that other job is read instead."""
     owners = list_mappings_in(value_at_path(document, ("metadata", "ownerReferences")))
     return any(item.get("controller") is True and item.get("kind") in KINDS for item in owners)
 

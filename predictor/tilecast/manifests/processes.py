@@ -62,7 +62,8 @@ def count_processes(
         where: path of the container, for errors.
 
     Raises:
-        SpecError: the line starts more or fewer processes than the pods have GPUs, or several separate runs.
+        SpecError: the line starts several separate runs, or the number of its processes is not the number of the pods'
+            GPUs.
     """
     count, each = count_workers(pods, where)
     seen = _list_variables(line, script, variables)
@@ -131,10 +132,11 @@ def _find_visible_devices(line: LaunchLine, script: Script) -> str | None:
 def _require_visible_gpus(value: str | list[str] | None, each: int, where: str) -> tuple[str, ...]:
     """Raise SpecError if CUDA_VISIBLE_DEVICES hides GPUs of a pod.
 
-    Return a sentence if its value is known only at run time.
+    If the value of the variable is known only at run time, return a sentence that says so. Otherwise return an empty
+    tuple.
 
     Raises:
-        SpecError: it hides GPUs.
+        SpecError: the variable hides GPUs.
     """
     if value is None:
         return ()
@@ -233,7 +235,7 @@ def _require_devices(line: LaunchLine, count: int, each: int, where: str) -> Non
     """Raise SpecError if DeepSpeed's --include or --exclude leaves out GPUs.
 
     Raises:
-        SpecError: it does, or its form is not known.
+        SpecError: the option leaves out GPUs, or its value has an unknown form.
     """
     remedy = "use all GPUs of the pods, or annotate the job"
     if line.options.get("exclude") or line.options.get("e"):
@@ -297,7 +299,7 @@ _MAPPED = re.compile(r"ppr:([0-9]{1,7}):node(?::.*)?", re.IGNORECASE)
 
 
 def _list_mpi_calls(script: Script, line: LaunchLine) -> list[Sequence[str]]:
-    """Return the words of mpirun and its options, for each command that starts the program with it."""
+    """Return the mpirun calls that start the program, each as the words of mpirun and its options."""
     found = list[Sequence[str]]()
     starts = [script.commands[index] for index in _find_commands(line, script)]
     program = line.program.rpartition(" ")[2]

@@ -58,7 +58,7 @@ class JobReading:
 
     @property
     def confidence(self) -> Confidence:
-        """Confidence in the reading: medium if anything was assumed or ignored, otherwise high."""
+        """Confidence in what was read: medium if anything was assumed or ignored, otherwise high."""
         launch = self.launch
         return "medium" if self.assumed or launch.unpriced or launch.unknown or launch.notes else "high"
 
@@ -74,10 +74,10 @@ class JobReading:
         return {**said, "framework": said.get("framework", self.launch.framework)}
 
     def list_origins(self, training: Mapping[str, Any]) -> dict[str, str]:
-        """Return, for each field of `spec.training` that the command states, its option and place, by the field's path.
+        """Return the option and place of each field of `spec.training` that the command states, by the field's path.
 
         Args:
-            training: the fields of the job. Those with another value come from elsewhere.
+            training: the fields of the job. A field whose value differs from that in the command is left out.
         """
         said = self.training
         origins = {
@@ -86,14 +86,14 @@ class JobReading:
         return {f"spec.training.{key}": f"{self.where}: {option}" for key, option in origins.items()}
 
     def summary(self) -> tuple[str, ...]:
-        """Return sentences on what was read, where, with which confidence, and what was ignored."""
+        """Return sentences that say what was read and where, how reliable that is, and what was ignored."""
         first, *others = self.launch.summary()
         place = f"{first[:-1]}, from {self.where} of {self.kind} {self.name} ({self.confidence} confidence)."
         sources = (f"Read too: {'; '.join(self.files)}.",) if self.files else ()
         return (place, *sources, *self.assumed, *others)
 
     def document(self) -> dict[str, Any]:
-        """Return what was read as a document, for an annotation and for JSON."""
+        """Return what was read as a mapping, to write into an annotation or as JSON."""
         launch = self.launch
         found = {
             "launcher": launch.title,
@@ -121,7 +121,7 @@ class JobReading:
 
 
 def list_config_maps(document: Document, runtime: Document | None = None) -> set[str]:
-    """Return the names of the ConfigMaps that the pods of a launch may read, or none if the pods are not found.
+    """Return the names of the ConfigMaps that the pods of a launch may read, or an empty set if the pods are not found.
 
     Args:
         document: the job's manifest.
@@ -243,7 +243,7 @@ def _check_gpus(launch: LaunchReading, counted: Processes, where: str) -> None:
     """Raise SpecError if a configuration states another number of GPUs than the pods have.
 
     Raises:
-        SpecError: it does.
+        SpecError: the two numbers differ.
     """
     if launch.gpus is not None and launch.gpus != counted.gpus:
         problem = f"its configuration is for {launch.gpus} GPUs, and the pods ask for {counted.gpus}"

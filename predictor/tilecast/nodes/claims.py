@@ -13,7 +13,7 @@ from tilecast.spec import SpecError
 
 @dataclass(slots=True)
 class ExistingPools:
-    """GPUPools that users wrote, with the nodes they select, and GPUPools that an earlier discovery wrote."""
+    """GPUPools that exist before a discovery: those that users wrote, and those that an earlier discovery wrote."""
 
     specs: dict[str, gpu_pool.GPUPoolSpec] = field(default_factory=dict)
     """Specs of the pools that users wrote, by name."""

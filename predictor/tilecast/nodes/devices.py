@@ -10,7 +10,7 @@ VERSION = "version:"
 
 @dataclass(frozen=True, slots=True)
 class PublishedDevice:
-    """A device of a ResourceSlice, without serial numbers and the like, so that equal products compare equal."""
+    """A device of a ResourceSlice. It has no serial number or the like, so that devices of equal products are equal."""
 
     kind: str
     """Whole GPU or MIG slice, by the spelling in labels.toml."""

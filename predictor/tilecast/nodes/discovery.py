@@ -48,7 +48,7 @@ def discover_pools(
         usable_only: whether to count only the nodes and GPUs that a job can use now. Otherwise all nodes are counted.
 
     Raises:
-        SpecError: an object is no valid Node. Invalid GPUPools are returned in `invalid` instead.
+        SpecError: an object is not a valid Node. Invalid GPUPools are returned in `invalid` instead.
     """
     all_nodes = [item if isinstance(item, Node) else read_node(item) for item in nodes]
     offered = _group_devices_by_node(slices)
@@ -110,7 +110,7 @@ def _list_user_pools(
 ) -> list[FoundPool]:
     """Return the pools of the GPUPools that users wrote. Errors of invalid GPUPools are added to `invalid`.
 
-    The number of nodes that a user wrote is kept, even if some nodes cannot be used.
+    The number of nodes that a user wrote is used, even if some nodes cannot be used.
     """
     pools = []
     for name in sorted(existing.specs):
@@ -194,8 +194,8 @@ def _list_discovered_pools(
 def _can_get_nodes(name: str, existing: ExistingPools, nodes: Sequence[Node], forgotten_pools: Collection[str]) -> bool:
     """Return whether a pool that discovery recorded earlier, and that has no nodes now, may get nodes again.
 
-    It may not if its name is in `forgotten_pools`, or if its GPUPool has no labels or no size. It may not if a user's
-    GPUPool selects nodes with these labels, or if an existing node matches its selector.
+    The pool cannot get nodes if its name is in `forgotten_pools`, if its GPUPool has no labels or no size, if a GPUPool
+    of a user selects nodes with these labels, or if an existing node matches its selector.
     """
     spec = existing.remembered[name][1]
     labels = {**get_selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}

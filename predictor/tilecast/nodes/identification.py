@@ -74,7 +74,7 @@ class NodeProperties:
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """Reason why a node with GPUs is in no pool, and a remedy."""
+    """Problem that keeps a node with GPUs out of every pool, with a remedy."""
 
     code: str
     message: str

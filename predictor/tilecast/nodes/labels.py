@@ -31,7 +31,7 @@ class ProductAlias(_TableModel):
 
 
 class LabelSource(_TableModel):
-    """Label keys by which one labeller, such as GPU Feature Discovery, describes the GPUs of a node."""
+    """Keys of the labels with which one program, such as GPU Feature Discovery, describes the GPUs of a node."""
 
     name: str
     product: str
@@ -47,11 +47,11 @@ class LabelSource(_TableModel):
     def find_gpu_name(self, product: str, memory_mib: int | None) -> str | None:
         """Return the GPU name that a product label means, or the label's value if no alias matches it.
 
-        If the memory contradicts all aliases, or does not decide between several GPUs, return None.
+        Return None if the memory contradicts all aliases, or if it is unknown and the aliases name several GPUs.
 
         Args:
             product: value of the product label.
-            memory_mib: GPU memory from the memory label; None if absent.
+            memory_mib: GPU memory from the memory label. None if absent.
         """
         rows = [row for row in self.values if normalise_product(row.value) == normalise_product(product)]
         if not rows:
@@ -68,8 +68,8 @@ class LabelSource(_TableModel):
 class PartitionRule(_TableModel):
     """A label whose value can show that a node's GPUs are cut by MIG, shared or virtual.
 
-    It does if it contains `contains`, is in `equals`, is a number greater than `above`, or matches the regular
-    expression `pattern`.
+    A value shows this if it contains the text `contains`, is one of `equals`, is a number greater than `above`, or
+    matches the regular expression `pattern`.
     """
 
     code: str

@@ -41,9 +41,9 @@ def choose_selectors(
 ) -> list[dict[str, str]]:
     """Return a node selector for each group of nodes, which selects exactly the nodes of the group if possible.
 
-    A group's old selector is kept as long as it is exact. Otherwise the exact selector with the fewest labels is used.
-    Labels that name a node pool are used only if labels that describe nodes do not suffice. If no selector is exact,
-    all descriptive labels that the nodes share are used.
+    A group's old selector is used again as long as it is exact. Otherwise the exact selector with the fewest labels is
+    used. Labels that name a node pool are used only if labels that describe nodes do not suffice. If no selector is
+    exact, all descriptive labels that the nodes share are used.
 
     Args:
         nodes: all nodes.

@@ -76,7 +76,7 @@ def read_node(document: Mapping[str, Any]) -> Node:
     """Return the fields of a Node document that determine its pool.
 
     Raises:
-        SpecError: the document is no valid Node.
+        SpecError: the document is not a valid Node.
     """
     metadata = _mapping(document, "metadata", "node")
     name = str(metadata.get("name", ""))[:253]
@@ -121,10 +121,10 @@ def read_node(document: Mapping[str, Any]) -> Node:
 def read_resource_slice(document: Mapping[str, Any]) -> ResourceSlice | None:
     """Return the GPUs that a ResourceSlice document lists for a node.
 
-    If the slice is of another driver or names no node, return None. In v1beta1, attributes are under `basic`.
+    Return None if the slice belongs to another driver or names no node. In v1beta1, attributes are under `basic`.
 
     Raises:
-        SpecError: the document is no valid ResourceSlice.
+        SpecError: the document is not a valid ResourceSlice.
     """
     metadata, spec = _mapping(document, "metadata", "resourceslice"), _mapping(document, "spec", "resourceslice")
     name, table = str(metadata.get("name", ""))[:253], read_label_table()

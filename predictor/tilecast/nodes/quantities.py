@@ -14,7 +14,7 @@ MAX_LENGTH = 64
 
 
 def parse_count(value: object) -> int | None:
-    """Return a label value or a resource quantity as a whole number. If it is no whole number, return None."""
+    """Return a label value or a resource quantity as a whole number. If it is not a whole number, return None."""
     text = str(value).strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
@@ -35,7 +35,7 @@ def parse_gpu_count(quantity: object, default: int = 0) -> int:
 
 
 def _parse_decimal(text: str) -> Decimal | None:
-    """Return a quantity as a decimal number, capped at `MOST`. If the text is no quantity, return None."""
+    """Return a quantity as a decimal number, capped at `MOST`. If the text is not a quantity, return None."""
     scale = _SUFFIXES.get(text[-2:], _SUFFIXES.get(text[-1:]))
     digits = text if scale is None else text.rstrip("kMGTPEim")
     try:

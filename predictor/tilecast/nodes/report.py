@@ -17,7 +17,7 @@ Facts = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class TopologyLevel:
-    """Number of values that a topology label has, and the most nodes that share a value."""
+    """Number of different values of a topology label, and the largest number of nodes with the same value."""
 
     key: str
     domains: int

@@ -28,7 +28,7 @@ class UsableNodes:
 def find_usable_nodes(
     members: Sequence[Node], node_properties: Sequence[NodeProperties], *, usable_only: bool
 ) -> UsableNodes:
-    """Return the number of GPUs per node with which most GPUs of a pool are usable, and the number of such nodes.
+    """Return the usable nodes of a pool, with the number of GPUs per node that makes most GPUs usable, and remarks.
 
     Args:
         members: the pool's nodes.
@@ -57,11 +57,11 @@ def find_usable_nodes(
 
 
 def _choose_gpus_per_node(usable_counts: Iterable[int], full_count: int) -> int:
-    """Return the GPUs per node with which most GPUs are usable.
+    """Return the number of GPUs per node that makes most GPUs usable. Nodes with fewer usable GPUs do not count.
 
     Args:
         usable_counts: number of usable GPUs of each node.
-        full_count: number of GPUs of a node. It is returned if all GPUs of any node are usable, or none of any node.
+        full_count: number of GPUs of a node. It is returned if a node has all GPUs usable, or if no node has any.
     """
     counts = Counter(offer for offer in usable_counts if offer)
     if not counts or max(counts) >= full_count:

@@ -61,7 +61,10 @@ The number of micro-batches is equal in all layers.
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share a strategy, by their numbers from 1, or one other block, such as the head, without numbers."""
+    """Layers that share a strategy, by their numbers counted from 1.
+
+    A block that is not a layer, such as the head, is a group of its own, without numbers.
+    """
 
     name: str
     layers: tuple[int, ...]
@@ -227,9 +230,10 @@ class StrategyFamilies:
         return cls(workload, pool, graph, order, plans, costs, fitted, variable)
 
     def iterate_families(self) -> Iterator[Ints]:
-        """Yield the row indices in `plans` of each family.
+        """Yield, for each family, the row indices of its strategies in `plans`.
 
-        Strategies of a family are equal in all dimensions that may not vary, and use the same communicators.
+        The strategies of a family have equal values in every dimension that is the same for all layers, and the family
+        uses one set of communicators.
         """
         fixed = [column for dimension in DIMENSIONS if dimension not in self.vary for column in DIMENSIONS[dimension]]
         key = np.column_stack([getattr(self.plans, column) for column in ("gradient_accumulation", *fixed)])
@@ -307,7 +311,7 @@ def find_fastest_uniform(links: Chain) -> tuple[int | None, float]:
 def _iterate_chains_with_tied_ends(
     workload: Workload, graph: Graph, order: Ints, family: StrategyFamilyCosts
 ) -> Iterator[Chain]:
-    """Yield the chains of a family to solve, one for each layout if the head shares its weights with the embedding.
+    """Yield the chains to solve for a family: one, or one for each layout if embedding and head share their weights.
 
     A layout is a tensor degree with a ZeRO stage. In each chain, embedding and head use only strategies of that layout.
     """
@@ -332,7 +336,7 @@ REORDERING_TOLERANCE = 1e-4
 def _group_equal_strategies(links: Chain, order: Ints, strategies: Ints) -> Ints:
     """Return the strategy of each block, reordered so that equal strategies are adjacent.
 
-    Only consecutive equal blocks swap strategies. A swap is kept if it fits in memory and adds at most
+    Only consecutive equal blocks swap strategies. The new order is used if it fits in memory and adds at most
     `REORDERING_TOLERANCE` to the step time.
     """
     most = chain.price_strategies(links, strategies)[0] * (1 + REORDERING_TOLERANCE)

@@ -112,7 +112,8 @@ def exposed_seconds(
 ) -> Floats:
     """Return the seconds that data-parallel communication of a block adds to a step.
 
-    They are the communication that does not overlap with the previous block, and the slow-down by overlap.
+    The seconds are those of communication that does not overlap with the previous block, and those by which overlap
+    slows down computation.
 
     Args:
         workload: the job.

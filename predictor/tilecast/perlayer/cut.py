@@ -50,7 +50,10 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     depth = len(order) - sum(ends)
 
     def add_end_blocks(column: Floats) -> Floats:
-        """Return the value of each layer, (L,). Blocks before and after the layers are added to the end layers."""
+        """Return the value of each layer, (L,).
+
+        The first layer includes the blocks before the layers, and the last layer includes the blocks after them.
+        """
         every = column[order]
         layers = every[ends[0] : ends[0] + depth].copy()
         layers[0] += every[: ends[0]].sum()
@@ -58,7 +61,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
         return layers
 
     def sum_between(column: Floats) -> Floats:
-        """Return the sum over layers i to j - 1 at [i, j], (L + 1, L + 1)."""
+        """Return at [i, j] the sum of a column over the layers i to j - 1, (L + 1, L + 1)."""
         upto = np.concatenate([[0.0], np.cumsum(add_end_blocks(column))])
         return np.asarray(upto[None, :] - upto[:, None])
 

@@ -284,11 +284,15 @@ def bound_completion_in_order(columns: QueueColumns, end_s: float, most_columns:
         return None
     value, _, prices = solved
     if each.all():
-        value = max(value, _bound_by_start_prices(columns, rules, prices[:jobs], np.maximum(-prices[first_rule:], 0.0)))
+        value = max(
+            value, _bound_completion_by_duals(columns, rules, prices[:jobs], np.maximum(-prices[first_rule:], 0.0))
+        )
     return value - float(columns.share @ columns.arrival)
 
 
-def _bound_by_start_prices(columns: QueueColumns, rules: _StartRules, prices: Floats, rule_prices: Floats) -> float:
+def _bound_completion_by_duals(
+    columns: QueueColumns, rules: _StartRules, job_prices: Floats, rule_prices: Floats
+) -> float:
     """Return the lower bound of the weighted mean completion time that follows from prices of jobs and start rules.
 
     The bound does not include the time that jobs have waited already.
@@ -296,21 +300,21 @@ def _bound_by_start_prices(columns: QueueColumns, rules: _StartRules, prices: Fl
     Args:
         columns: the jobs, all with weights above 0.
         rules: the rules of their starts.
-        prices: price of each job, (n,). Any prices give a bound.
+        job_prices: price of each job, (n,). Any prices give a bound.
         rule_prices: price of each rule, (r,), at least 0.
     """
     count, each = len(columns.options), columns.share[columns.job]
     pays = np.bincount(rules.later[1], rule_prices[rules.later[0]], count)
     gets = np.bincount(rules.now[1], rule_prices[rules.now[0]] * rules.now[2], count)
-    moments, paid = _price_gpus(columns, np.arange(count), prices[columns.job] - pays, each)
+    moments, paid = _price_gpus(columns, np.arange(count), job_prices[columns.job] - pays, each)
     # What a GPU costs falls with time, so that straight lines lie below what it has cost up to each time.
     until = np.empty(count)
     for pool, sums in enumerate(paid):
         here = columns.pool == pool
         until[here] = np.interp(columns.seconds[here], moments, sums)
-    short = prices[columns.job] - (each * columns.seconds + columns.gpus * until - gets)
+    short = job_prices[columns.job] - (each * columns.seconds + columns.gpus * until - gets)
     lost = np.maximum(np.maximum.reduceat(short, columns.first[:-1]), 0.0)
-    return float(prices.sum() - lost.sum() - _count_gpus_by_pool(columns) @ paid[:, -1])
+    return float(job_prices.sum() - lost.sum() - _count_gpus_by_pool(columns) @ paid[:, -1])
 
 
 _MOST_ORDERED_OPTIONS = 1_500

@@ -183,7 +183,7 @@ def _plan_in_order(columns: QueueColumns, record: QueuePolicy, effort: int, is_b
         relaxed = _bound_score(columns, record, classes, first)
         spread = Assignment(columns, record, classes.assign_options(columns, relaxed.share))
         first = spread if is_better_score(spread.score, first.score) else first
-    current = _search_plan(first, effort // _RESUME_DIVISOR if _is_plan_extended(columns) else effort)
+    current = _search_plan(first, effort // _RESUME_DIVISOR if _only_extends_plan(columns) else effort)
     best = current.score
     _undo_small_changes(current, effort)
     owners.swap_within_owners(current, effort // _RESUME_DIVISOR)
@@ -200,7 +200,7 @@ def _choose_starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignm
     is_new = columns.present < 0
     own = references.choose_fastest(columns)
     there = [own[job] if item < 0 else item for job, item in enumerate(columns.present.tolist())]
-    if _is_plan_extended(columns):
+    if _only_extends_plan(columns):
         current = Assignment(columns, policy, there)
         budget, promise = _TrialBudget(EFFORT), _estimate_gains(current)
         for job in np.flatnonzero(is_new).tolist():
@@ -217,7 +217,7 @@ def _choose_starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignm
     return several[0] if is_kept else best
 
 
-def _is_plan_extended(columns: QueueColumns) -> bool:
+def _only_extends_plan(columns: QueueColumns) -> bool:
     """Return whether the queue is large and few of its jobs are new, so that the present plan is only extended."""
     return len(columns.present) > _MAX_SWAP_JOBS and float((columns.present < 0).mean()) < _MAX_NEW_SHARE
 
@@ -243,7 +243,7 @@ def _bound_score(
         start_plan: any plan. Its score is the upper end of the search for a bound.
     """
     if policy.name == "completion":
-        most = relaxation.MOST_COLUMNS // (_RESUME_DIVISOR if _is_plan_extended(columns) else 1)
+        most = relaxation.MOST_COLUMNS // (_RESUME_DIVISOR if _only_extends_plan(columns) else 1)
         return relaxation.bound_completion(columns, classes, float(start_plan.finish.max()), most)
     if policy.name == "cost":
         return relaxation.bound_cost(columns, classes, start_plan.score[0])

@@ -86,9 +86,9 @@ def compute_advice(inputs: AdviceInputs) -> AdviceResult:
 
 
 def _add_launch_gpus(inputs: AdviceInputs) -> JobOptions:
-    """Return the options of the job, and add a GPU count if the job is a launch command.
+    """Return the options of the job, with a GPU count added if the job is a launch command.
 
-    The count is that of the baseline. Without a baseline it is that of the first pool.
+    The count is that of the baseline, or of the first pool if there is no baseline.
     """
     if not launches.is_launch(inputs.job):
         return inputs.job
@@ -103,8 +103,8 @@ def _add_launch_notes(
 ) -> Advice:
     """Return the advice with notes on the job's launch command: how it was read, and which options to change.
 
-    The options are those of the best plan on the same GPUs. If `explained`, a note has the reason for the baseline's
-    pool.
+    With these options, the launch runs the best plan on the same GPUs. If `explained`, a note gives the reason for the
+    baseline's pool.
     """
     reading = job.launch
     if reading is None:
@@ -127,7 +127,9 @@ _EXAMPLES = {"--batch": "128", "--seq": "8192", "--gpus": "h100-sxm:16"}
 
 
 def _list_missing(inputs: AdviceInputs, error: SpecError) -> list[str]:
-    """Return all required flags that are missing from the inputs. Return none if `error` is about something else.
+    """Return all required flags that are missing from the inputs.
+
+    Return an empty list if `error` is about something else.
 
     Args:
         inputs: the user's inputs.
@@ -226,7 +228,7 @@ def find_measured_offer(inputs: AdviceInputs, result: AdviceResult) -> Offer:
 
 
 def _list_attention_notes(advice: Advice) -> tuple[str, ...]:
-    """Return a note that names the assumed attention library, if other frameworks use libraries of another speed.
+    """Return a note that names the assumed attention library, if other frameworks have faster or slower libraries.
 
     The result is empty for a model without attention.
     """
@@ -252,9 +254,10 @@ def _list_attention_notes(advice: Advice) -> tuple[str, ...]:
 
 
 def _list_launcher_notes(advice: Advice) -> tuple[str, ...]:
-    """Return a note on the launchers that run the recommended plan, each with its step, for a job without a framework.
+    """Return a note that lists the launchers that run the recommended plan, each with its step time.
 
-    Without a framework a plan may combine what no single framework has.
+    There is no note if the job names a framework. Without one, a plan may combine features that no single framework
+    has.
     """
     best = advice.best
     if best is None or best.workload.framework is not None or not best.workload.training:
@@ -308,9 +311,9 @@ _GAIN = 0.05
 def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
     """Return the best advice among requests that differ only in their framework.
 
-    Advice is preferred if its framework can run the recommended plan. An earlier request wins, unless it has no
-    recommendation, a later one improves the objective by more than `_GAIN`, or a later one improves it with memory to
-    spare where the earlier one is tight.
+    Advice is preferred if its framework can run the recommended plan. A later request replaces an earlier one if only
+    the later one has a recommendation, if it improves the objective by more than `_GAIN`, or if it improves the
+    objective with memory to spare while the earlier plan is tight.
     """
     advices = [_advise_on_plan(request, pools) for request in requests]
     chosen, *others = [advice for advice in advices if _is_executable(advice)] or advices
@@ -326,7 +329,10 @@ def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice
 
 
 def _find_safer_offer(chosen: Advice, advices: Sequence[Advice]) -> Offer | None:
-    """Return the best plan with memory to spare under any framework, if that of the recommendation is tight."""
+    """Return the best plan with memory to spare under any framework, on the pool of the recommended plan.
+
+    If the recommended plan is not tight, or no such plan exists, return the safer plan of the chosen advice.
+    """
     best = chosen.best
     if best is None or not best.is_tight:
         return chosen.safer
@@ -352,7 +358,7 @@ def _is_executable(advice: Advice) -> bool:
 
 
 def _objective_value(advice: Advice, offer: Offer) -> float:
-    """Return the amount that the objective minimises: GPUs, or time, cost or energy per sample."""
+    """Return an offer's amount of what the objective minimises: GPUs, or time, cost or energy per sample."""
     goal = advice.request.objective_record
     if goal.fewest_gpus:
         return float(offer.gpus)

@@ -430,7 +430,7 @@ def _format_measured_steps(measured: str | Sequence[str] | Mapping[str, float]) 
 
 @contextmanager
 def name_arguments_in_errors() -> Iterator[None]:
-    """Rewrite a SpecError from the `with` block so that it names keyword arguments instead of command-line flags.
+    """Change a SpecError raised in the `with` block so that it names keyword arguments, not command-line flags.
 
     On exit, clear cached nodes, because files and clusters change while a notebook is open.
     """

@@ -25,7 +25,7 @@ OUTSIDE = "is outside the folders that this server may read"
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Files, kubectl contexts and models that tools may read in addition to their arguments. The default is none."""
+    """Files, kubectl contexts and models that tools may read besides their arguments. By default there are none."""
 
     folders: tuple[Path, ...] = ()
     """Folders whose files may be read."""

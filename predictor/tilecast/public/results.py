@@ -146,7 +146,7 @@ class Advice(core.Advice):
 
 @dataclass(frozen=True, slots=True)
 class PoolFit:
-    """Whether a job fits into the GPU memory of one pool. Bytes are those of the GPU that holds most."""
+    """Whether a job fits into the GPU memory of one pool. Bytes are those of the GPU that needs most memory."""
 
     pool: str
     fits: bool
@@ -178,7 +178,7 @@ class PoolFit:
 
     @classmethod
     def from_offer(cls, offer: core.Offer, roomy: core.Offer | None) -> PoolFit:
-        """Return the answer for a plan that fits.
+        """Return the result for a plan that fits.
 
         If the plan is tight, `roomy` is a plan that has memory to spare.
         """
@@ -205,7 +205,7 @@ class PoolFit:
 
     @classmethod
     def from_rejection(cls, rejection: core.Rejection) -> PoolFit:
-        """Return the answer for a pool that cannot run the job."""
+        """Return the result for a pool that cannot run the job."""
         change = rejection.change
         is_known = rejection.code == "OutOfMemory"
         return cls(
@@ -225,7 +225,7 @@ class PoolFit:
         )
 
     def describe_remedy(self) -> str:
-        """Return the remedy as text, with the step time and the price of the plan after it."""
+        """Return the remedy as text, with the step time and the price of the plan that becomes possible."""
         return describe_priced(self.remedy, self.remedy_step_seconds, self.remedy_cost_per_1000_steps, self.currency)
 
 
@@ -241,7 +241,7 @@ class Fits:
 
     @classmethod
     def from_advice(cls, advice: core.Advice) -> Fits:
-        """Return the answer for every pool: from its plan in the predictor's advice, or from its rejection."""
+        """Return the result for every pool: from its plan in the predictor's advice, or from its rejection."""
         is_free = advice.request.plan is None
         pools = [
             PoolFit.from_offer(
@@ -390,7 +390,7 @@ def _list_fit_cells(fit: PoolFit) -> tuple[str, ...]:
 
 
 def _list_memory_cells(memory: Mapping[str, float] | None) -> tuple[str, ...]:
-    """Return table cells with the GiB of each purpose in `_BILL`, then the GiB of all other purposes."""
+    """Return the GiB of each purpose in `_BILL`, and the GiB of all other purposes together, as table cells."""
     if memory is None:
         return ("",) * (len(_BILL) + 1)
     sizes = [memory.get(name, 0.0) for name in _BILL]

@@ -1,4 +1,4 @@
-"""Forecast every GPU job of a cluster or folder as it is, and find the cheapest pool and plan of at least its speed."""
+"""Forecast every GPU job of a cluster or folder as it is, and find a cheaper pool and plan of at least its speed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ScanRow:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The rows of all jobs, the largest saving first, and the number of searches that were run."""
+    """Result of a scan: a row for each job, with the largest saving first, and the number of searches that were run."""
 
     rows: tuple[ScanRow, ...]
     searches: int
@@ -119,7 +119,10 @@ class JobScanner:
         return cls(pools, labels, devices, least_saving, lenient)
 
     def scan(self, jobs: Sequence[ScannedJob], track: Track = iterate_without_progress) -> Scan:
-        """Return the rows of jobs, the largest saving first. `track` wraps the loop over jobs, to show progress."""
+        """Return a row for each job, with the largest saving first.
+
+        `track` wraps the loop over jobs, to show progress.
+        """
         rows = [self._scan_job(job) for job in track(jobs, "jobs")]
         order = {"better": 0, "doesNotRun": 1, "good": 2, "notRead": 3}
         rows.sort(
@@ -190,7 +193,11 @@ class JobScanner:
     def _price(
         self, request: Request, baseline: Baseline, pools: Sequence[Pool]
     ) -> tuple[Offer | None, Offer | None, str]:
-        """Return the offer for the job as it is, the cheapest at least as fast, and why the job cannot run as it is."""
+        """Return the forecast of the job as it is, a better offer, and the reason why the job cannot run as it is.
+
+        The better offer is the cheapest one that is at least as fast. If prices are unknown or the job cannot run as it
+        is, it is the fastest one on at most as many GPUs.
+        """
         own = replace(request, name="", baseline=None)
         key = repr((own, baseline, [(pool.name, pool.max_gpus) for pool in pools]))
         if key in self._priced:
@@ -218,7 +225,7 @@ class JobScanner:
 
 
 def _make_price_key(job: ScannedJob) -> str:
-    """Return a text of all fields, of the job and of the objects it refers to, that affect its price.
+    """Return a text with all fields of a job, and of the objects that it refers to, that affect its price.
 
     Jobs with equal texts are priced once.
     """
@@ -255,14 +262,17 @@ def _explain_no_pool(kind: str, rejections: Sequence[Rejection]) -> SpecError:
 
 
 def _name_model(read: JobInput, name: str) -> str:
-    """Return the name of a job's model, or `OWN_DIMENSIONS` if the model has no name but the job's."""
+    """Return the name of a job's model, or `OWN_DIMENSIONS` if the model has no name except that of the job."""
     preset = value_at_path(read.document, ("spec", "model", "preset"))
     is_named_by_job = preset is None and name == get_metadata_name(read.document)
     return OWN_DIMENSIONS if is_named_by_job else name
 
 
 def _compare_offers(row: ScanRow, now: Offer | None, better: Offer | None, reason: str, least: float) -> ScanRow:
-    """Return the row with the forecast as it is. Add the better offer if it saves at least the share `least`."""
+    """Return the row with the forecast of the job as it is, and with the better offer if that saves enough.
+
+    `least` is the smallest share that a better offer must save.
+    """
     if now is not None:
         row = replace(row, step_s=now.step_s)
     if better is None:

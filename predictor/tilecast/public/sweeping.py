@@ -1,4 +1,4 @@
-"""Compute the advice for each of several values of one input of the job or of the pools."""
+"""Compute the advice for several values of one input, which is a number of the job or of the pools."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def call_tool(name: str, arguments: Mapping[str, Any]) -> Answer:
 
 @cache
 def warm_up() -> None:
-    """Price one job, so that libraries which inspect the machine when they load are loaded before the first request."""
+    """Price one job, so that libraries that inspect the machine are loaded before the first request."""
     api.forecast("gpt2", seq=1024, batch=8, gpus="l4:1", plan="dp=1")
 
 

@@ -729,7 +729,7 @@ class _Reader:
         self._count_steps(len(value) // _PER_STEP if isinstance(value, list | str) else 0)
         return value
 
-    def _evaluate_named(self, node: ast.NamedExpr, scope: _Scope, module: _Module) -> Any:
+    def _evaluate_named_expression(self, node: ast.NamedExpr, scope: _Scope, module: _Module) -> Any:
         self._assign(node.target, self._evaluate(node.value, scope, module), scope, module)
         return scope[node.target.id]
 
@@ -986,7 +986,7 @@ class _Reader:
         ast.Constant: _evaluate_constant, ast.Name: _name, ast.Attribute: _evaluate_attribute,
         ast.List: _evaluate_list, ast.Tuple: _evaluate_tuple, ast.Dict: _evaluate_dict,
         ast.BinOp: _evaluate_binary, ast.UnaryOp: _evaluate_unary, ast.BoolOp: _evaluate_bool,
-        ast.Compare: _compare, ast.IfExp: _evaluate_conditional, ast.NamedExpr: _evaluate_named,
+        ast.Compare: _compare, ast.IfExp: _evaluate_conditional, ast.NamedExpr: _evaluate_named_expression,
         ast.JoinedStr: _evaluate_joined_text, ast.Subscript: _evaluate_subscript, ast.Call: _evaluate_call,
     }  # fmt: skip
 

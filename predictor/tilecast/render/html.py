@@ -166,9 +166,9 @@ def _format_memory_fit(offer: Offer) -> str:
     return f"{taken} of {format_gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
 
 
-def _name_subject(subject: str) -> str:
+def _dimension_in_words(dimension: str) -> str:
     """Return the words for a plan's dimension in camel case, such as "micro batch size" for `microBatchSize`."""
-    words = re.sub("[A-Z]", lambda letter: f" {letter[0].lower()}", subject)
+    words = re.sub("[A-Z]", lambda letter: f" {letter[0].lower()}", dimension)
     return words.replace("zero", "ZeRO").replace("gpus", "GPUs")
 
 
@@ -178,7 +178,7 @@ def _why_not_section(advice: Advice) -> str:
     rows = []
     for item in advice.why_not:
         change = f"{item.change.text} ({item.change.effect})" if item.change else ""
-        cells = (_name_subject(item.subject), item.pool, str(item.plan), item.message, change)
+        cells = (_dimension_in_words(item.subject), item.pool, str(item.plan), item.message, change)
         rows.append(("", [escape(cell) for cell in cells]))
     titles = ("instead of", "pool", "plan", "why", "what would change that")
     return "<h2>Why not …</h2>" + html_table(

@@ -184,7 +184,7 @@ def find(workload: Workload, pool: Pool, limits: PlanLimits = NO_LIMITS) -> Plan
 
 
 def tabulate_plans(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
-    """Return a table of exactly the plans passed in, for a workload on a pool.
+    """Return a table of the given plans and no others, for a workload on a pool.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -215,9 +215,9 @@ def _build_plan_table(workload: Workload, space: _SearchSpace, pool: Pool) -> Pl
 
 
 def _price_steps(workload: Workload, space: _SearchSpace, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
-    """Return the inputs of the step formulas, the seconds of each plan's step, (n,), and its host stalls, (n,).
+    """Return the inputs of the step formulas, and the seconds of each plan's step and host stalls, (n,) each.
 
-    A host stall is the time in which the GPU waits for the host, in seconds. The inputs are None if there are no plans.
+    A host stall is the time in which the GPU waits for the host. The inputs are None if there are no plans.
     """
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
@@ -234,7 +234,7 @@ def _price_steps(workload: Workload, space: _SearchSpace, pool: Pool) -> tuple[s
 
 @dataclass(frozen=True, slots=True)
 class _SearchSpace:
-    """Plans of a workload, with functions for intermediate results that are equal on all pools of one shape."""
+    """Plans of a workload, with functions that compute what is equal on all pools of one shape."""
 
     plans: Plans
     is_bounded: bool
@@ -279,7 +279,7 @@ class _SearchSpace:
         )
 
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.FootprintTable]:
-        """Return the bytes that each plan needs on a GPU, (n,), their upper limits, (n,), and the itemized memory."""
+        """Return each plan's bytes on a GPU, (n,), upper limits of these bytes, (n,), and the itemized memory."""
         common_bills, least, reserved = self.itemized_memory()
         bills = common_bills.on_gpu(gpu)
         needed, upper = np.empty((2, len(self.plans)))

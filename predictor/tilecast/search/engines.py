@@ -64,7 +64,10 @@ class FrameworkFeatures:
         return bool(self._find_recomputed_codes()[encode_modules(setting)])
 
     def _find_recomputed_codes(self) -> Mask:
-        """Return whether the framework supports each recomputation code of `recomputation.RECOMPUTED`, (codes,)."""
+        """Return whether the framework supports each recomputation code, (codes,).
+
+        Codes are indices into `recomputation.RECOMPUTED`.
+        """
         supported = np.isin(MODULES, self.modules)
         named = np.asarray(~(BY_CODE & ~supported).any(axis=1))
         named[: len(CHECKPOINTING)] = [mode in self.checkpointing for mode in CHECKPOINTING]
@@ -102,7 +105,7 @@ _KEYS_OF_CELLS = ("cells", "since", "version", "engine")
 
 
 def _read_features(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
-    """Return what a framework executes, from its table in `frameworks.toml`."""
+    """Return the plans and options that a framework executes, from its table in `frameworks.toml`."""
     features = {name: value for name, value in table.items() if name not in _KEYS_OF_CELLS}
     schedules = (
         frameworks.FRAMEWORKS[name].schedules if "pipeline" in features["parallelism"] else frozenset[Schedule]()
@@ -111,7 +114,7 @@ def _read_features(name: str, table: Mapping[str, Any]) -> FrameworkFeatures:
 
 
 def _list_own_features(name: str) -> dict[str, Any]:
-    """Return what a framework's own table says of the plans that it executes."""
+    """Return the entries of a framework's own table that describe which plans it executes."""
     return {key: value for key, value in frameworks.TABLES[name].items() if key not in _KEYS_OF_CELLS}
 
 

@@ -1,7 +1,8 @@
 """List all training plans of a GPU pool that divide the model, the batch and the GPUs without remainder.
 
-The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x expert tensor x micro-batch
-x ZeRO stage x recomputation x sequence parallelism x virtual stages x pipeline schedule, under exact divisibility:
+The search space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x expert tensor x
+micro-batch x ZeRO stage x recomputation x sequence parallelism x virtual stages x pipeline schedule, under exact
+divisibility:
 
 - a GPU count is a part of one node, or fills nodes or equal parts of nodes;
 - tensor divides heads, key/value heads (or replicates them) and the MLP, and stays inside a node unless the job
@@ -11,8 +12,8 @@ x ZeRO stage x recomputation x sequence parallelism x virtual stages x pipeline 
 - data divides the global batch, and micro-batches divide a rank's share.
 
 The job's framework must be able to execute a plan. If the job names none, some framework must. Each precision and
-global batch is a separate workload. Overlap is not a dimension, since a step without it is never faster. The order of
-rows is fixed, so that equal prices always choose the same plan.
+global batch is a separate workload. Overlap is not a dimension of the space, because a step without overlap is never
+faster. The order of rows is fixed, so that equal prices always choose the same plan.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 @dataclass(frozen=True, slots=True)
 class EnumeratedPlans:
-    """The plans that a search enumerated."""
+    """The plans that a search enumerated, and whether the search was bounded."""
 
     plans: Plans
     is_bounded: bool
@@ -205,12 +206,12 @@ def _find_splits(ways: _Table, flat: Rows, places: Rows, begins: Rows, counts: I
 def _enumerate_splits(workload: Workload, pool: Pool, limits: PlanLimits, digits: int) -> _Table:
     """Return the tensor, context, pipeline and data degrees of every split of the pool's GPUs, as columns.
 
-    A GPU count is any part of one node, or it fills nodes or equal parts of nodes that are at least half of a node.
-    With fewer than 64 digits, it divides a node or fills whole nodes. Plain data parallelism may then also use the
+    A GPU count is any part of one node, or it fills nodes or equal parts of nodes that are at least half of a node. If
+    `digits` is below 64, a GPU count divides a node or fills whole nodes. Plain data parallelism may then also use the
     largest number of GPUs in one node that divides the batch.
 
-    A node count is kept if its binary form has only zeros after the first `digits` digits. With 4 digits, these are all
-    counts up to 16 and every second count up to 32. The node count of the whole pool is always kept.
+    A node count is tried if its binary form has only zeros after the first `digits` digits. With 4 digits, these are
+    all counts up to 16 and every second count up to 32. The node count of the whole pool is always tried.
     """
     most_gpus = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
     most = min(most_gpus, limits.max_gpus or most_gpus, limits.gpus or most_gpus)
@@ -299,7 +300,8 @@ def _max_pipeline_stages(workload: Workload) -> int:
 def has_full_stages(workload: Workload, pipeline: int) -> bool:
     """Return whether a workload's model can be split into `pipeline` stages that all have work.
 
-    A traced model is cut by cost. Any other model needs a stack of layers. The first and last stages may hold fewer.
+    A traced model is cut into stages of similar cost. Any other model needs a stack of layers, of which the first and
+    last stages may hold fewer.
     """
     model = workload.model
     if model.trace is not None:
@@ -406,9 +408,9 @@ def _add_split_experts(splits: _Table) -> _Table:
 
 
 def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
-    """Return which sizes each row keeps, (n, m): at most one size from each power of two up to the next.
+    """Return a mask, (n, m), of the sizes that each row tries: at most one from each power of two up to the next.
 
-    A row keeps the power of two if it is allowed. Otherwise it keeps the largest allowed size before the next power.
+    A row tries the power of two if it is allowed. Otherwise it tries the largest allowed size before the next power.
 
     Args:
         micro: sizes in ascending order, such as samples of a micro-batch, (m,).
@@ -520,10 +522,10 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert", "expert_tensor")
 
 
 def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> tuple[Rows, Mask]:
-    """Return which of the W combinations `ways` each row of `outer` may have.
+    """Return which of the W combinations in `ways` each row of `outer` may have.
 
-    Rows that may have the same combinations are of one kind. The result is the kind of each row, (rows,), and the mask
-    of each kind, (kinds, W). `allowed` is the mask of `_enumerate_combinations`.
+    Rows with the same allowed combinations form a kind. The result is the index of each row's kind, (rows,), and a mask
+    of the combinations that each kind may have, (kinds, W). `allowed` is the mask of `_enumerate_combinations`.
     """
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
     degrees = _DEGREES if zoo.count_experts(workload.model) else _DEGREES[:-2]

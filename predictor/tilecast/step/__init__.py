@@ -138,8 +138,8 @@ class _CalibrationCorrections(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class _SharedSeconds:
-    """Seconds that are equal for plans which differ only in ZeRO stage and virtual stages, for n groups of such plans.
+class _PlanGroupSeconds:
+    """Seconds that all plans of a group share, for n groups. Plans of a group differ only in ZeRO and virtual stages.
 
     A matrix (4, n), (6, n) or (7, n) has the rows of `exposed_and_hidden_seconds`.
     """
@@ -264,9 +264,10 @@ class Steps:
         )
 
     def total_seconds(self, rows: slice) -> tuple[Floats, Floats]:
-        """Return the step seconds and the host stalls of some rows, (k,) each, with the values that `rows` gives.
+        """Return the step seconds and the host stalls in seconds of some rows, (k,) each.
 
-        If nothing corrects the steps, columns that neither value needs are not computed.
+        The values are those that `rows` gives. Columns that neither value needs are not computed, unless corrections
+        need them.
         """
         is_corrected = self.pool.calibration.corrections or self.pool.own.runs
         is_whole = bool(is_corrected) or self.workload.input_samples_per_s is not None
@@ -284,7 +285,7 @@ class Steps:
         the columns that are not parts of a step are placeholders, and no correction may need them.
         """
         plans, (some, place) = self.plans.take(rows), self.inputs.find_distinct_rows(rows)
-        shared = self._shared_seconds(some, interleaves=bool((plans.virtual_stages > 1).any()))
+        shared = self._plan_group_seconds(some, interleaves=bool((plans.virtual_stages > 1).any()))
         stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
         zero_row = find_zero_rows(stage, plans.virtual_stages, len(shared.exposed_s))
         updated, staged = (row * len(shared.launch_s) + place for row in (stage, zero_row))
@@ -310,7 +311,7 @@ class Steps:
         )
         return self._apply_corrections(times, plans, some, place)
 
-    def _shared_seconds(self, rows: slice | Rows, *, interleaves: bool) -> _SharedSeconds:
+    def _plan_group_seconds(self, rows: slice | Rows, *, interleaves: bool) -> _PlanGroupSeconds:
         """Return the seconds that plans share, for some rows of the inputs."""
         plans, micro = self.inputs.plans.take(rows), self.micro.take(rows)
         repeats = plans.gradient_accumulation.astype(float)
@@ -322,7 +323,7 @@ class Steps:
         if self.workload.offload == "parameters":
             exposed_s = exposed_s + repeats * weight_fetch_seconds(self.held.take(rows), micro)[stages]
         compute_s = parts.compute_seconds(repeats, micro, copied_s, hidden_s * self.slowdown)
-        return _SharedSeconds(
+        return _PlanGroupSeconds(
             micro,
             compute_s,
             exposed_s,

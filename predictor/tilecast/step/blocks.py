@@ -171,7 +171,7 @@ def find_launch_mode(workload: Workload) -> str:
 
 
 def _memory_kernel_kind(workload: Workload) -> str:
-    """Return the kind of kernels that move memory, a key of `memory` in the constants, such as `fused`."""
+    """Return how kernels that move memory run, such as `fused`. It is a key of `memory` in the constants."""
     if workload.execution in ("eager", "cudaGraphs") and frameworks.has_fused_kernels(workload):
         return "fused"
     # Traces and networks that are no transformers list every operator that runs.
@@ -229,7 +229,7 @@ def correction_factors(
     rows: Rows,
     fitted: Constants | None = None,
 ) -> dict[str, Floats]:
-    """Return the factors, by name of constant, between an operator's isolated kernels and its kernels in a step.
+    """Return the factors from an operator's isolated seconds to its seconds in a step, by name of constant.
 
     Each has shape (S,) or (1,). `operator_seconds` describes the arguments.
     """
@@ -290,7 +290,7 @@ def _power_factor(precision: str, gpu: Gpu, fitted: Constants) -> float:
 def _unaligned_factor(
     workload: Workload, op: Op, times: kernels.KernelTimes, rows: Rows, fitted: Constants
 ) -> Floats | None:
-    """Return the factor on a matrix product whose rows are not a whole number of words, (S,), or None for 1.
+    """Return the factor on the seconds of a matrix product whose rows do not fill whole words, (S,), or None for 1.
 
     Compilers pad such products (PyTorch, inductor/config.py: shape_padding; XLA, cublas_pad_for_gemms), and so do
     frameworks that pad the vocabulary. The other graph executors run old libraries, which were not measured.

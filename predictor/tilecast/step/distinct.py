@@ -22,7 +22,7 @@ Value = TypeVar("Value", bound="Floats | Columns")
 
 @dataclass(frozen=True, slots=True)
 class DistinctValues(Generic[Value]):
-    """Values of a formula for the n rows of a table, of which k are distinct."""
+    """Values of a formula for the n rows of a table, stored only for its k distinct rows."""
 
     values: Value
     """Values of the distinct rows, (k,), or (4, k) at the ZeRO stages from 0 to 3."""
@@ -154,7 +154,10 @@ class StepInputs:
     def evaluate_per_zero_stage(
         self, names: tuple[Column, ...], formula: Callable[[ShardedGraph, Plans, Rows], Floats]
     ) -> DistinctValues[Floats]:
-        """Evaluate a formula like `evaluate_per_distinct`, but with each distinct row at ZeRO stages 0 to 3, (4 k,)."""
+        """Evaluate a formula like `evaluate_per_distinct`, but with each distinct row at four ZeRO stages, (4 k,).
+
+        The stages are 0 to 3.
+        """
         rows = self._distinct_rows(names)[0]
         four = np.tile(rows.first, 4)
         plans = replace(self.plans.take(four), zero_stage=np.repeat(np.arange(4), len(rows)))
@@ -168,7 +171,10 @@ class StepInputs:
         return self._distinct[names]
 
     def find_distinct_rows(self, plans: slice | Rows) -> tuple[slice | Rows, Rows]:
-        """Return the distinct rows that some plans of the whole table use, and the index of each plan among them."""
+        """Return the distinct rows that some plans of the whole table use.
+
+        Also return, for each of these plans, the index of its row among the returned rows.
+        """
         place = self.place[plans]
         if isinstance(plans, slice) and len(place):
             return slice(place[0], place[-1] + 1), place - place[0]  # consecutive plans have consecutive rows

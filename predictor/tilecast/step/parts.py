@@ -29,7 +29,7 @@ from tilecast.step.passes import MicroBatch, StageSeconds
 def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdown_s: Floats) -> Floats:
     """Return the seconds of computation in a step, (n,).
 
-    They are those of all micro-batches, with their copies of weights (`copied_s`), and the slow-down by overlap.
+    The seconds are those of all micro-batches with their copies of weights (`copied_s`), and the slow-down by overlap.
     """
     return repeats * (micro.gpu_s + copied_s) + slowdown_s
 

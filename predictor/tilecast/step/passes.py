@@ -41,7 +41,7 @@ _PASSES = ("gpu_s", "stall_s", "communication_s", "backward_s")
 
 @dataclass(frozen=True, slots=True)
 class ModelPasses(Columns):
-    """Passes through the blocks before the layers, through all layers, and through the blocks after the layers."""
+    """Passes through three parts of the model: the blocks before the layers, all layers, and the blocks after them."""
 
     first: Passes
     layers: LayerPasses
@@ -66,15 +66,15 @@ class LayerPasses(Columns):
 
 
 class LayerCollectives:
-    """Prices of the collectives that n plans run inside layers.
+    """Seconds of the collectives that n plans run inside layers.
 
-    A collective is priced once for all blocks and plans with equal bytes and equal groups. Ranks are placed with tensor
-    innermost, then context, then data. Experts are spread over tensor and data ranks. Ranks that share an expert are
-    neighbours.
+    The seconds are computed once for all blocks and plans with equal bytes and equal groups. Ranks are placed with
+    tensor innermost, then context, then data. Experts are spread over tensor and data ranks. Ranks that share an expert
+    are neighbours.
     """
 
     def __init__(self, sharded: ShardedGraph, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
-        """Prepare to price the plans' collectives on the pool's links.
+        """Prepare to compute the seconds of the plans' collectives on the pool's links.
 
         All seconds are divided by `speed`: one number, or one for each plan, (n,).
         """
@@ -167,10 +167,10 @@ def block_passes(
 
 
 def _wait_for_host(workload: Workload, layers: Passes, kept: Floats, pool: Pool, fitted: Constants) -> Passes:
-    """Return the passes of some layers with the seconds in which they wait for activations moved to the host and back.
+    """Return the passes of some layers with the seconds in which they wait for offloaded activations, (n,).
 
-    Activations leave during the forward pass and return during the backward pass. `kept` is the bytes of activations
-    that the layers keep, (n,).
+    Activations move to the host during the forward pass and back during the backward pass. `kept` has the bytes of
+    activations that the layers save for the backward pass, (n,). The job offloads a share of them.
     """
     crossing_s = workload.offloaded_activations * kept / fitted.host_link.bytes_per_s(pool.gpu)
     back_s = np.maximum(crossing_s - layers.backward_s, 0.0)
@@ -261,7 +261,7 @@ def block_seconds(
         plans: the plans, (n,).
         times: kernels of one repetition of the block.
         fitted: the constants.
-        exchanges: prices of the block's collectives.
+        exchanges: seconds of the block's collectives.
         recomputed: whether the plans' recomputation applies to the block.
     """
     again = np.zeros(len(plans))
@@ -337,7 +337,7 @@ def exposed_fraction(workload: Workload, transfer: CollectiveCall, fitted: Const
     Tensor parallelism hides collectives if the framework does so. Context parallelism hides them behind attention.
     Expert exchanges run beside computation. If they run beside another micro-batch, the factor is a lower limit, which
     `block_seconds` raises if the exchange takes longer than the computation. Only gathers and scatters are cut into
-    pieces and pipelined. An all-reduce, which tensor ranks use without sequence parallelism, hides at most behind the
+    chunks and pipelined. An all-reduce, which tensor ranks use without sequence parallelism, hides at most behind the
     gradient of the weight (Megatron-LM, training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer
     Engine, module/linear.py: the reduction of the input's gradient is asynchronous).
     """
@@ -357,8 +357,8 @@ def visible_send_seconds(
 ) -> Floats:
     """Return the seconds by which a micro-batch's sends lengthen a step between warm-up and cool-down, (n,).
 
-    With interleaved stages, some frameworks send a piece while they compute the next one. Computation hides at most
-    `share` of the sends.
+    With interleaved stages, some frameworks send the activations of one virtual stage while they compute the next one.
+    Computation hides at most `share` of the sends.
     """
     if not frameworks.find_framework(workload).overlaps_sends:
         return sends_s
@@ -369,7 +369,7 @@ def visible_send_seconds(
 def boundary_seconds(workload: Workload, sharded: ShardedGraph, plans: Plans, pool: Pool) -> Floats:
     """Return the seconds to send activations to the next stage and gradients back, (n,).
 
-    They are per micro-batch and virtual stage. `visible_send_seconds` says how much of them computation hides.
+    The seconds are per micro-batch and virtual stage. `visible_send_seconds` says how much of them computation hides.
     """
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))

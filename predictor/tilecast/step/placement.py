@@ -15,8 +15,8 @@ from tilecast.spec import Floats, Ints, distinct_rows
 def count_gpus_on_each_node(gpus: Ints, pool: Pool) -> Ints:
     """Return the number of GPUs that each job uses on each of its nodes, (n,).
 
-    It is equal on all nodes of a job. A job that does not fill whole nodes uses equal parts of nodes: 12 GPUs in nodes
-    of 8 are three halves of a node. Two parts may be on one node.
+    The number is equal on all nodes of a job. A job that does not fill whole nodes uses equal parts of nodes: 12 GPUs
+    in nodes of 8 are three halves of a node. Two parts may be on one node.
     """
     whole = pool.gpus_per_node
     # Parts that divide a node always fill it. Of nodes with an odd number of GPUs, a part may leave some GPUs idle.
@@ -31,9 +31,9 @@ def count_gpus_on_each_node(gpus: Ints, pool: Pool) -> Ints:
 def count_joined_gpus(gpus: Ints, pool: Pool) -> Ints:
     """Return how many of a job's GPUs are joined by the link inside nodes, (n,).
 
-    The link joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain uses equally
-    many whole nodes of each domain, as many as divide its number of GPUs. A part of a node counts as a node of that
-    size.
+    The link joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain uses the same
+    number of whole nodes in each domain: the largest number whose GPUs divide those of the job. A part of a node counts
+    as a node of that size.
 
     Args:
         gpus: number of GPUs of each job, (n,).
@@ -46,7 +46,7 @@ def count_joined_gpus(gpus: Ints, pool: Pool) -> Ints:
 
 
 def classify_by_links(gpus: Ints, pool: Pool) -> Ints:
-    """Return a class number for each job, (n,). Jobs of one class use the same links for each group of ranks."""
+    """Return the number of each job's class, (n,). Jobs of one class use the same links for each group of ranks."""
     joined = count_joined_gpus(gpus, pool)
     return np.asarray(2 * joined + ((gpus > pool.gpus_per_node) & (joined < pool.gpus_per_node)))
 

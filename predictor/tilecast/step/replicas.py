@@ -264,9 +264,9 @@ def exposed_and_hidden_seconds(
     0 and 1, (6, n), and also ZeRO 2 if a stage sums whole gradients, (7, n). `find_zero_rows` returns the row of each
     plan.
 
-    With virtual stages, p micro-batches run through a piece of the model before they run through the next piece. So the
-    gradients of a piece are summed while p micro-batches run backward through the pieces before it, and weights are
-    gathered while p run forward (Megatron-Core, pipeline_parallel/schedules.py,
+    p micro-batches run through one virtual stage before they run through the next one. So the gradients of a virtual
+    stage are summed while p micro-batches run backward through the stages before it, and weights are gathered while p
+    micro-batches run forward (Megatron-Core, pipeline_parallel/schedules.py,
     forward_backward_pipelining_with_interleaving: grad_sync_func, param_sync_func).
     """
     sums = frameworks.sums_whole_gradients(workload, plans)
@@ -348,9 +348,9 @@ def _seconds_at_zero_3(passes: _OverlappedPasses, sync: SyncSeconds, _: _Exposed
     """Return the exposed and the total seconds under ZeRO 3.
 
     Every pass gathers the weights block by block, and gradients are scattered behind the backward pass. Where a stage
-    sums whole gradients, its weights also stay whole between a backward and the next forward pass. Then p forward
-    passes of the first stage gather them, and of the m backward passes those that follow a forward pass: m + 1 gathers
-    in all (PyTorch, distributed/pipelining/stage.py, backward_maybe_with_nosync).
+    sums whole gradients, its weights also stay whole between a backward and the next forward pass. In this case, p
+    forward passes of the first stage gather weights, and so does each backward pass that directly follows a forward
+    pass: m + 1 gathers in all (PyTorch, distributed/pipelining/stage.py, backward_maybe_with_nosync).
     """
     both = sync.gather_s + sync.scatter_s
     forward = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)

@@ -80,8 +80,8 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
 def count_gathers_per_micro_batch(workload: Workload, plans: Plans) -> Floats:
     """Return the number of times that a micro-batch gathers the weights that ZeRO spreads, (n,).
 
-    Where the weights of a backward pass stay whole for the next forward pass, a micro-batch gathers them once. Once
-    more in a step is left out.
+    If weights stay whole from a backward pass to the next forward pass, a micro-batch gathers them once. One more
+    gather in each step is left out.
     """
     gathers = np.where(plans.zero_stage >= 3, 2.0, np.where(reshards_weights(workload, plans), 1.0, 0.0))
     keeps = frameworks.keeps_gathered_weights(workload, plans) & (plans.gradient_accumulation > 1)
@@ -91,7 +91,7 @@ def count_gathers_per_micro_batch(workload: Workload, plans: Plans) -> Floats:
 def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
     """Return whether every micro-batch gathers weights under ZeRO 2 and shards them again in its backward pass, (n,).
 
-    Between the two passes the weights stay whole. Pipelines never shard them again (PyTorch,
+    From its forward to its backward pass, the weights stay whole. Pipelines never shard them again (PyTorch,
     distributed/pipelining/stage.py).
     """
     each = frameworks.find_framework(workload).reshards_weights
@@ -126,8 +126,8 @@ def optimizer_seconds(workload: Workload, held: HeldWeights, plans: Plans, gpu: 
 
     Gradients are read, in FP32 if the framework casts them first. In FP16 they are also unscaled (read and written). If
     their norm is clipped, they are read and scaled once more. If gradient buckets are copies, gradients are copied into
-    them and back. 16-bit weights are written beside their FP32 masters. With offloading, gradients and weights cross to
-    the host and back, and the bandwidth of the host's memory bounds the update.
+    them and back. 16-bit weights are written in addition to their FP32 master weights. With offloading, gradients and
+    weights cross to the host and back, and the bandwidth of the host's memory bounds the update.
     """
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
@@ -171,7 +171,7 @@ def host_seconds_per_step(workload: Workload, graph: Graph, fitted: Constants) -
 def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Constants) -> Floats:
     """Return the seconds in which data-parallel ranks with unequal samples wait for each other at gradients, (n,).
 
-    They wait once per step at the gradient of every weight tensor of a pipeline stage. There is no wait with
+    The ranks wait once per step at the gradient of every weight tensor of a pipeline stage. There is no wait with
     hand-written kernels, which keep gradients in one buffer, and with asynchronous servers. Adapters were not measured
     and have no wait here.
     """

@@ -51,7 +51,7 @@ def forecast_runs(rows: Sequence[Row], track: Track = iterate_without_progress) 
 def build_measured_runs(
     scored: EvaluatedRows, forecasts: Sequence[Forecast], predicted_s: Floats, reader: Reader
 ) -> MeasuredRuns:
-    """Return scored rows as runs of pools.
+    """Return rows with forecasts and measured steps as runs of pools.
 
     Args:
         scored: the rows with their measured steps.
@@ -135,7 +135,9 @@ def calibration_curve(runs: MeasuredRuns, counts: Sequence[int], least: int, dra
 def _calibrated_errors(
     runs: MeasuredRuns, observed_rows: npt.NDArray[np.int64], forecast_rows: npt.NDArray[np.int64]
 ) -> tuple[float, ...]:
-    """Return error, bias, coverage and width of `CalibrationPoint` for some runs, corrected by other runs.
+    """Return error, bias, coverage and width of some runs' forecasts, which are corrected by other runs.
+
+    `CalibrationPoint` describes the four values.
 
     Args:
         runs: all runs.

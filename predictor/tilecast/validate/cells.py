@@ -22,7 +22,7 @@ REASONS: Mapping[str, str] = {
 
 
 class UnreadableRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
-    """Exception for a row that cannot be turned into a workload and a plan. Its `code` is a key of `REASONS`."""
+    """Error that a row cannot be turned into a workload and a plan. `code` is a key of `REASONS`."""
 
     def __init__(self, code: str) -> None:
         super().__init__(REASONS[code])

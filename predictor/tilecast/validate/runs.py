@@ -164,7 +164,7 @@ def choose_plan(priced: PricedPlans, member: GroupMember) -> int:
 class InterpretedPlan:
     """The plan that a row most plausibly ran.
 
-    A fraction `share` of its layers runs as in plan `other` of the table, and the rest as in plan `row`.
+    A fraction `share` of the layers runs as in row `other` of the plan table, and the rest as in row `row`.
     """
 
     row: int
@@ -252,9 +252,9 @@ _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 
 
 def _list_complete_plans(case: RunCase) -> Plans:
-    """Return the plans that a row with all its degrees of parallelism can mean, the most likely first.
+    """Return the plans that a row may stand for if it states all degrees of parallelism, with the most likely first.
 
-    There is one for each possible pair of recomputation mode and sequence parallelism.
+    There is one plan for each possible pair of recomputation mode and sequence parallelism.
 
     Raises:
         UnreadableRow: the degrees contradict the batch or the number of layers.

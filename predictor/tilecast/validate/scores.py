@@ -156,7 +156,7 @@ def select_rows(rows: Sequence[Row], mask: Mask) -> list[Row]:
 
 
 def count_lines(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: EvaluatedRows) -> list[str]:
-    """Return lines of text with the numbers of rows with a forecast, without one by reason, and with a measurement."""
+    """Return lines of text with numbers of rows: with a forecast, without one by reason, and measured."""
     predicted = sum(item.seconds is not None for item in forecasts)
     lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
     reasons = Counter(item.reason for item in forecasts if item.reason)
@@ -210,15 +210,15 @@ def rank_plans(
     """Return Kendall's tau, the top-1 regret, and the number of groups with at least four distinct plans.
 
     Tau and regret are averaged over these groups. Tau uses pairs whose measurements differ by more than 5 %. A tie of
-    forecasts scores 0. The regret is how much longer the chosen plan's measured step is than the shortest, relative to
-    that.
+    forecasts scores 0. The regret is the difference between the chosen plan's measured step and the shortest one,
+    relative to the shortest.
 
     Args:
         rows: the rows.
         predicted_s: forecast step of each row in seconds, (n,).
         measured_s: measured step of each row in seconds, (n,).
-        cautious_s: step on a slow host, (n,), by which plans with tied forecasts are chosen. With None, the plan with
-            the shortest forecast is chosen.
+        cautious_s: step on a slow host, (n,), which decides between plans with tied forecasts. None stands for choosing
+            the plan with the shortest forecast.
     """
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):

@@ -90,7 +90,7 @@ _TABLE = "table"
 
 
 def read_named_rows(paths: Sequence[Path]) -> list[Row]:
-    """Return the rows of runs tables. The table's file name is added to each row.
+    """Return the rows of runs tables, each with the file name of its table added.
 
     Raises:
         SpecError: a file cannot be read.
@@ -140,7 +140,10 @@ def build_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -
 
 
 def pair_runs(subjects: TransferRuns) -> dict[str, tuple[Ints, Ints]]:
-    """Return indices of the known rows and of the target rows of all pairs, (P,) each, by kind of pairs."""
+    """Return the pairs of each kind, by name of the kind, as two arrays of row indices, (P,) each.
+
+    The first array has the known rows, and the second array has the target rows.
+    """
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, model in enumerate(subjects.model):
         alike[model].append(index)
@@ -191,7 +194,7 @@ def shared_pair_levels(subjects: TransferRuns, known_rows: Ints, target_rows: In
 def pair_corrections(
     shared: Mask, deviation: Floats, sigmas: Mapping[str, float] | None = None
 ) -> tuple[Floats, Floats]:
-    """Return the factors that one known run gives, on the forecast and on the width of its range, (P,) each.
+    """Return the factors that one known run gives on forecasts and on the widths of their ranges, (P,) each.
 
     Args:
         shared: at which of the 6 `LEVELS` the rows of each pair agree, (6, P).

@@ -121,9 +121,9 @@ class Form:
         return cls(**known)
 
     def with_file(self, name: str) -> Form:
-        """Return the form with a pasted script that first writes the file `name`, after its head of comments.
+        """Return a form whose pasted script first writes the file `name`. The script's comments at the top stay first.
 
-        In a pasted configuration the text of the file takes the place of its name.
+        In a pasted configuration, the name of the file is replaced by its text.
         """
         if readers.name_configuration(self.pasted):
             value = re.compile(rf"""(:[ \t]+)(["']?){re.escape(name)}\2(?=[ \t]*(?:#.*)?$)""", re.MULTILINE)
@@ -232,9 +232,9 @@ def _refuse_file(name: str, remedy: str) -> SpecError:
 
 
 def _find_refused_file(error: SpecError, pasted: str) -> str:
-    """Return the file, as the pasted text names it, whose reading was refused. It is empty for another error.
+    """Return the name, as in the pasted text, of the file whose reading was refused. For another error, return "".
 
-    The path in the error is one of this machine.
+    The error itself has a path on this machine.
     """
     if not (error.field.startswith("/") or error.problem == OUTSIDE):
         return ""
@@ -265,7 +265,7 @@ def _compute_parts(form: Form, shown: Form) -> list[str]:
 
 
 def short_label(name: str) -> str:
-    """Return the label of a field without the hint in it."""
+    """Return the label of a form field without the hint that the label contains."""
     return re.split(r", | \(", LABELS[name])[0]
 
 
@@ -284,7 +284,7 @@ _REWORDED: Mapping[str, str] = {
 
 
 def _name_fields(text: str, pasted: str = "") -> str:
-    """Return a text of the command line with the labels of the form in place of flags, but for those of `pasted`."""
+    """Return a text that names fields by their labels in the form instead of flags. Flags in `pasted` are kept."""
     for words, own in _REWORDED.items():
         text = text.replace(words, own)
 

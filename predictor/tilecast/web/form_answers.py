@@ -1,4 +1,4 @@
-"""Read the form of the page from a request, and answer forms one after another, whatever server asks.
+"""Read the page's form from a request, and answer forms one after another, for any server.
 
 `tilecast_operator.web` serves the same form beside the operator, with another server and another kind of process.
 """
@@ -94,7 +94,7 @@ def parse_form(body: bytes) -> Form:
     """Return the form in the body of a request.
 
     Raises:
-        SpecError: the body is no form, or its values are too long.
+        SpecError: the body is not a form, or its values are too long.
     """
     try:
         values = dict(parse_qsl(body.decode(), max_num_fields=50))

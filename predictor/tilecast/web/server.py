@@ -77,7 +77,7 @@ async def read_form(request: Request) -> Form:
     """Return the form in a request's body.
 
     Raises:
-        SpecError: the body is too long, arrives too slowly, or is no form.
+        SpecError: the body is too long, arrives too slowly, or is not a form.
     """
     body = bytearray()
     try:
@@ -95,8 +95,8 @@ def build_app(hosts: tuple[str, ...]) -> Starlette:
     """Return the web application.
 
     Args:
-        hosts: host names under which browsers may call it. Others are refused, because a stranger's page could use
-            them.
+        hosts: host names under which browsers may call the application. Other names are refused, because a stranger's
+            page could use them.
     """
 
     @asynccontextmanager

@@ -196,15 +196,15 @@ A name is a path in a TrainingJob's spec, `plan.…` for a field of a stated pla
 """
 
 
-def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tolerance: int = 1) -> int:
-    """Return an integer between `fails` and `succeeds` for which `works` is true, found by bisection.
+def bisect_integers(predicate: Callable[[int], bool], false_end: int, true_end: int, tolerance: int = 1) -> int:
+    """Return an integer between both ends for which `predicate` is true, found by bisection.
 
-    At an integer at most `tolerance` away from the result, on the side of `fails`, `works` is false.
+    `predicate` is false for an integer at most `tolerance` away from the result, on the side of `false_end`.
     """
-    while abs(succeeds - fails) > tolerance:
-        middle = (fails + succeeds) // 2
-        fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
-    return succeeds
+    while abs(true_end - false_end) > tolerance:
+        middle = (false_end + true_end) // 2
+        false_end, true_end = (false_end, middle) if predicate(middle) else (middle, true_end)
+    return true_end
 
 
 def describe_larger_memory(pool: Pool, needed_bytes: float) -> Change:

@@ -37,7 +37,7 @@ TEXT_FORMATS: Sequence[TextFormat] = (
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """A format of a whole file."""
+    """A log format that is recognised from the name and first bytes of a file, and read as a whole file."""
 
     name: str
     recognise: Callable[[Path, bytes], bool]

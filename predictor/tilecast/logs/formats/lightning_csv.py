@@ -14,7 +14,7 @@ NAME = "Lightning CSV"
 
 
 def recognise(path: Path, head: bytes) -> bool:
-    """Return whether a file has a CSV file's name and column titles in its first line."""
+    """Return whether a file has the name of a CSV file, and column titles in its first line."""
     return path.suffix == ".csv" and b"," in head.split(b"\n")[0]
 
 
@@ -22,7 +22,7 @@ def read(path: Path) -> LoggedRun | None:
     """Return the run, or None if there are too few steps.
 
     Raises:
-        SpecError: no column is a step number, or none is a time.
+        SpecError: no column contains step numbers, or no column contains times.
     """
     lines = iterate_lines(path)
     columns = next(csv.reader([next(lines, "").removeprefix("\ufeff")]), [])

@@ -16,7 +16,7 @@ _SPLITS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 def read_mesh(line: str) -> dict[str, object]:
-    """Return the GPUs and plan columns in a line that describes the mesh. Return nothing for other lines."""
+    """Return the GPUs and plan columns in a line that describes the mesh. For other lines, return an empty mapping."""
     if match := _LISTED.search(line):
         names, counts = (re.findall(r"\w+", text, re.ASCII) for text in match.groups())
         sizes = {name: int(count[:7]) for name, count in zip(names, counts, strict=False)}
