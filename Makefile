@@ -32,7 +32,7 @@ test: lint types
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target e2e unit launchers
 	$(BIN)/pytest -m "cluster or image or long or data" -n 3 --dist loadfile --no-loadscope-reorder
 
-# For use while one writes: what takes a second or more is left to `make unit`.
+# For use while one writes: what takes half a second or more is left to `make unit`.
 check: lint types
 	$(BIN)/pytest -m "$(UNIT) and not slow" -n 2 --dist worksteal
 

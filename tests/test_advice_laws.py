@@ -145,6 +145,7 @@ def test_a_looser_limit_never_worsens_the_best(request: Request, pools: list[Poo
 
 @settings(max_examples=8)
 @given(request=requests(), pools=pools(least=2))
+@pytest.mark.slow
 def test_another_pool_never_worsens_the_best(request: Request, pools: list[Pool]) -> None:
     gpus, fewer = best_value(request, pools[:-1])
     assert best_value(request, pools) <= (gpus, fewer * CLOSE)
@@ -206,6 +207,7 @@ def test_no_plan_near_the_best_is_clearly_faster_or_cheaper(request: Request, po
     counts=st.lists(st.integers(1, 40), min_size=2, max_size=4, unique=True),
 )
 @example(model="llama-3.1-8b", objective="time", batch=512, counts=[4, 5, 6, 7])
+@pytest.mark.slow
 def test_more_gpus_never_make_advice_worse(model: str, objective: str, batch: int, counts: list[int]) -> None:
     request = Request("drawn", Workload(zoo.find_preset(model), 2048, batch), objective)
     plans: dict[int, Plan] = {}
@@ -243,6 +245,7 @@ def test_the_order_of_pools_and_what_is_free_decide_nothing(
 
 @settings(max_examples=8)
 @given(request=requests(), pools=pools())
+@pytest.mark.slow
 def test_the_recommendation_is_within_a_tie_of_the_best(request: Request, pools: list[Pool]) -> None:
     advice = advise(request, pools)
     assert advice.tie_ratio >= 1

@@ -36,6 +36,7 @@ def test_the_committed_schema_is_what_the_models_say() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "advice").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_every_reviewed_advice_is_valid(path: Path) -> None:
     valid(json.loads(path.read_text()))
 
@@ -50,6 +51,7 @@ def test_every_reviewed_advice_is_valid(path: Path) -> None:
     ],
     ids=["everything", "per-layer", "nothing", "plan"],
 )
+@pytest.mark.slow
 def test_what_is_printed_is_valid(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", *arguments, "-o", "json"]) in (0, 3)
     document = json.loads(capsys.readouterr().out)
@@ -57,6 +59,7 @@ def test_what_is_printed_is_valid(arguments: list[str], capsys: pytest.CaptureFi
     assert document["schemaVersion"] == "1"
 
 
+@pytest.mark.slow
 def test_the_schema_refuses_what_is_not_in_it() -> None:
     document = json.loads((ROOT / "tests" / "advice" / "llama-7b-pretrain.json").read_text())
     for broken in (

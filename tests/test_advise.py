@@ -268,6 +268,7 @@ def test_every_format_names_every_pool(name: str) -> None:
     assert text.endswith("\n")
 
 
+@pytest.mark.slow
 def test_an_odd_batch_is_told_the_neighbour_that_is_faster_per_sample() -> None:
     h100 = [pool("h100-sxm", 8)]
     job = Request("odd", Workload(zoo.find_preset("gpt2"), 1024, 60))

@@ -70,6 +70,7 @@ def test_a_library_that_a_gpu_lacks_rejects_its_pool(capsys: pytest.CaptureFixtu
     assert "AttentionNotSupported: no kernels of FlashAttention-3" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_bare_model_says_which_attention_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     job = ["advise", "gpt2-xl", "--seq", "1024", "--batch", "64", "--gpus"]
     said = []

@@ -87,6 +87,7 @@ def test_a_gpu_by_its_facts_is_the_gpu_of_its_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rtx-3090", "rtx-4090", "l4", "t4", "b200", "a10", "h100-sxm", "v100-sxm"])
+@pytest.mark.slow
 def test_facts_forecast_what_the_file_forecasts(name: str) -> None:
     facts = stated_facts(name, leave_open=True)
     assert steps(pool_of({"name": "mine", "facts": facts})) == steps(pool_of({"name": name}))

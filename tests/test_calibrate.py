@@ -109,6 +109,7 @@ def test_runs_after_each_other_and_over_nodes_keep_their_own_ranks(tmp_path: Pat
     ]
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_link_that_made_the_log(nvlink_log: Path) -> None:
     start, other, rows = find_link("nvlink3"), find_link("ethernet-100"), read_log(nvlink_log).measured
     done = calibrate_link(start, rows, other, "mine")
@@ -197,6 +198,7 @@ def test_the_command_writes_a_link_that_other_commands_take(
     assert "mine" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_an_output_the_screen_is_the_file(
     nvlink_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

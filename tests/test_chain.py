@@ -39,6 +39,7 @@ def brute(one: Chain) -> float:
 
 @settings(max_examples=300)
 @given(one=chains())
+@pytest.mark.slow
 def test_the_path_is_the_best_of_all_paths_that_fit(one: Chain) -> None:
     path, best = chain.find_cheapest_path(one), brute(one)
     if path is None:
@@ -71,6 +72,7 @@ def test_with_few_labels_the_bound_still_holds(one: Chain, most: int) -> None:
     held=st.lists(st.floats(0, 1), min_size=8, max_size=8),
     room=st.floats(0.5, 4),
 )
+@pytest.mark.slow
 def test_the_cut_is_the_fairest_of_all_cuts_that_fit(
     cost: list[float], stages: int, held: list[float], room: float
 ) -> None:

@@ -31,6 +31,7 @@ def test_a_job_file_on_a_node_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert next(line for line in screen.splitlines() if line.startswith(">")).split()[1] == "h100-sxm"
 
 
+@pytest.mark.slow
 def test_a_model_by_name_and_no_file_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "128", "--gpus", GPUS, "-o", "json"]) == 0
     advice = json.loads(capsys.readouterr().out)
@@ -290,6 +291,7 @@ ADAPTER = {"base_model_name_or_path": "meta-llama/Llama-3.1-8B", "peft_type": "L
 ASKED = ["--seq", "512", "--batch", "16", "--gpus", "a100-80:1", "-o", "json"]
 
 
+@pytest.mark.slow
 def test_an_adapter_is_priced_as_lora_on_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(ADAPTER))
@@ -350,6 +352,7 @@ def test_an_adapter_file_that_says_nothing_asks_for_its_base(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_an_adapter_has_beyond_its_rank_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "adapter_config.json"
     plain = {**ADAPTER, "modules_to_save": None, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {"q_proj": 32}}
@@ -371,6 +374,7 @@ def test_adapters_on_a_model_without_any_name_the_flag(verb: str, capsys: pytest
     _one_line(capsys, "tilecast: --lora-rank: resnet-50 is of family resnet, which has no adapters")
 
 
+@pytest.mark.slow
 def test_a_folder_does_not_hide_the_preset_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -477,6 +481,7 @@ def test_csv_is_csv_with_every_flag(flags: list[str], capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
+@pytest.mark.slow
 def test_launch_is_a_key_for_programs(output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *FLAGS, "-o", output]) == 0
     document = yaml.safe_load(capsys.readouterr().out)
@@ -557,6 +562,7 @@ def test_a_manifest_with_anchors_is_advised_and_committed(tmp_path: Path, capsys
         *product(["jobset"], ["torchrun", "deepspeed", "megatron", "fsdp2", "accelerate", "trainer"]),
     ],
 )
+@pytest.mark.slow
 def test_a_manifest_carries_the_command(kind: str, launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = ROOT / "examples" / "existing" / f"{kind}.yaml"
     arguments = ["advise", str(source), "--nodes", MIXED, "--launch", launcher]
@@ -589,6 +595,7 @@ def test_a_manifest_carries_the_command(kind: str, launcher: str, capsys: pytest
             assert "bert-large-jobset-workers-0-0.bert-large-jobset" in script.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_manifest_warns_of_a_tight_plan_and_carries_the_safer_one(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["advise", str(ROOT / "examples" / "existing" / "pytorchjob.yaml"), "--nodes", MIXED]
     assert main([*arguments, "-o", "json"]) == 0
@@ -638,6 +645,7 @@ def test_everything_that_is_missing_is_named_at_once(capsys: pytest.CaptureFixtu
         assert flags in capsys.readouterr().err, words
 
 
+@pytest.mark.slow
 def test_a_bare_command_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = [line.split("   ")[0].split() for line in capsys.readouterr().out.splitlines() if "tilecast " in line]

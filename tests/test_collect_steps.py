@@ -25,6 +25,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_measured_row_is_scored_or_says_why_not() -> None:
     rows = read_table(TABLE)
     assert list(rows[0]) == [*COLUMNS, *MEASURED]

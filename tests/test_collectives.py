@@ -37,6 +37,7 @@ def seconds(name: str, size: float, where: RankGroup, intra: str | Link = "nvlin
 
 @pytest.mark.parametrize(("collective", "name"), EACH)
 @given(size=sizes, shape=shapes, intra=insides, inter=networks)
+@pytest.mark.slow
 def test_no_algorithm_beats_the_line_or_the_fastest_of_its_collective(
     collective: str, name: str, size: float, shape: tuple[int, int], intra: str, inter: str
 ) -> None:
@@ -55,6 +56,7 @@ def test_no_algorithm_beats_the_line_or_the_fastest_of_its_collective(
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @given(size=sizes, shape=shapes, intra=insides, inter=networks)
+@pytest.mark.slow
 def test_some_algorithm_always_runs_and_more_bytes_take_longer(
     collective: str, size: float, shape: tuple[int, int], intra: str, inter: str
 ) -> None:

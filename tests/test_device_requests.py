@@ -147,6 +147,7 @@ def test_a_selector_of_nested_loops_is_refused_before_it_runs() -> None:
 
 
 @given(st.text(max_size=200))
+@pytest.mark.slow
 def test_no_selector_raises_anything_else(expression: str) -> None:
     try:
         met(expression)
@@ -218,6 +219,7 @@ def in_store(*more: dict[str, Any]) -> tuple[JobStore, dict[str, Any]]:
     return store, given
 
 
+@pytest.mark.slow
 async def test_the_operator_advises_by_claims_and_places_nothing() -> None:
     store, given = in_store()
     body = store.job()

@@ -143,6 +143,7 @@ def test_each_alternative_takes_its_own_devices_only(tmp_path: Path) -> None:
     assert met == {name: (f"gpus/gpus/{name}",) for name in named}
 
 
+@pytest.mark.slow
 def test_a_claim_has_no_more_alternatives_than_kubernetes_allows() -> None:
     gpus = ",".join(
         f"{name}:1" for name in ("t4", "l4", "a10", "a10g", "a30", "a40", "l40", "l40s", "h100-sxm", "h200", "b200")

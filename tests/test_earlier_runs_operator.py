@@ -176,6 +176,7 @@ async def test_runs_that_are_seen_late_after_a_restart_correct_as_before() -> No
         assert store.step_s("team", "b") == pytest.approx(corrected_s, rel=1e-6)
 
 
+@pytest.mark.slow
 async def test_a_step_withdrawn_while_no_operator_ran_stays_withdrawn() -> None:
     store = SharedStore()
     async with operator(store, advise, NODES, discovery=True) as running:

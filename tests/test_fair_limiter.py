@@ -30,6 +30,7 @@ def taken(queue: FairQueue[int], cost: float = 1.0) -> list[int]:
 
 @hypothesis_settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 20), NAMESPACES, st.floats(0, 9)), max_size=60), st.data())
+@pytest.mark.slow
 def test_each_item_goes_on_once_for_a_namespace_that_wants_it(
     pushed: list[tuple[int, str, float]], data: st.DataObject
 ) -> None:
@@ -304,6 +305,7 @@ async def test_no_turn_is_lost_with_somebody_who_is_ended_as_it_comes(loops: int
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(NAMESPACES, st.booleans(), st.floats(0, 2)), max_size=40), st.integers(1, 3))
+@pytest.mark.slow
 def test_no_room_is_idle_while_somebody_waits(asked: list[tuple[str, bool, float]], at_once: int) -> None:
     async def run() -> None:
         work = TimedTurns(at_once, budget_s=3.0)

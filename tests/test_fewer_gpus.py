@@ -50,6 +50,7 @@ def test_gpus_that_earn_their_price_are_not() -> None:
     assert notes(SMALL, replace(POOL, max_nodes=1)) == []
 
 
+@pytest.mark.slow
 def test_gpus_are_compared_on_one_batch() -> None:
     request = Request("job", replace(SMALL, global_batch=448), batches=(336, 448))
     advice = advise(request, [POOL])

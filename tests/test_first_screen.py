@@ -25,6 +25,7 @@ LLAMA = Workload(zoo.find_preset("llama-3.1-8b"), 8192, 128)
 POOLS = parse_gpu_list("h100-sxm:16,a100-80:8")
 
 
+@pytest.mark.slow
 def test_the_screen_has_the_speed_of_a_gpu_and_its_mfu() -> None:
     advice = advise(Request("x", LLAMA), POOLS)
     best = advice.best

@@ -142,6 +142,7 @@ def test_an_update_in_one_kernel_needs_no_roots(framework: Framework, facts: dic
     precision=st.sampled_from(["fp32", "bf16", "fp16", "fp8"]),
     lora=st.sampled_from([0, 8]),
 )
+@pytest.mark.slow
 def test_the_lines_are_no_debts_and_the_figures_are_ordered(
     framework: Framework | None, data: int, tensor: int, stage: int, mode: str, precision: str, lora: int
 ) -> None:
@@ -154,6 +155,7 @@ def test_the_lines_are_no_debts_and_the_figures_are_ordered(
 
 
 @given(framework=st.sampled_from([None, *NAMES]), data=st.sampled_from([2, 4, 16]), stage=st.integers(0, 2))
+@pytest.mark.slow
 def test_more_sharding_never_holds_more(framework: Framework | None, data: int, stage: int) -> None:
     states = [per_parameter(bill(framework, Plan(data=data, zero_stage=each))) for each in (stage, stage + 1)]
     assert states[1] <= states[0] * (1 + 1e-12)

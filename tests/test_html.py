@@ -136,6 +136,7 @@ def stays_inside(page: Path, folder: Path, width: int) -> None:
     assert '"wide":false' in title[1] and '"far":[]' in title[1], title[1]
 
 
+@pytest.mark.slow
 def test_a_browser_shows_it_without_a_word_on_its_console(report: Path, tmp_path: Path) -> None:
     done = chromium(tmp_path, report, "--dump-dom")
     text = re.sub(r"<style>.*?</style>", "", done.stdout, flags=re.DOTALL)

@@ -161,6 +161,7 @@ def published(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.slow
 def test_a_published_config_has_the_published_parameters(name: str) -> None:
     """The parameters match within 2 %, whether or not the config has the names of its labels."""
     for document in (published(name), huggingface.remove_label_tables(published(name))):
@@ -168,6 +169,7 @@ def test_a_published_config_has_the_published_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", huggingface.list_supported_types())
+@pytest.mark.slow
 def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
     """With the keys that transformers fills in, stated or not, each type is a model that can be priced.
 
@@ -447,6 +449,7 @@ def test_any_value_anywhere_is_read_or_refused(kind: str, data: st.DataObject) -
 GPUS = ["--gpus", "h100-sxm:8,a100-80:8"]
 
 
+@pytest.mark.slow
 def test_a_config_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config("llama", architectures=["LlamaForCausalLM"], torch_dtype="bfloat16")))
@@ -577,6 +580,7 @@ def work(built: Graph, column: str = "flops") -> Floats:
 
 
 @pytest.mark.parametrize("name", NEW)
+@pytest.mark.slow
 def test_a_column_of_shards_is_each_shard_alone(name: str) -> None:
     splits = [1, 1, 2] if huggingface.model(published(name)).heads % 2 == 0 else [1, 1, 1]
     table = graph(name, [1, 4, 2], splits)

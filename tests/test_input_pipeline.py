@@ -77,6 +77,7 @@ def advised(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_advice_warns_where_the_rate_bounds_the_step_or_comes_near(capsys: pytest.CaptureFixture[str]) -> None:
     free = advised(capsys)
     needed = 1024 / free["recommendation"]["stepSeconds"]["target"]

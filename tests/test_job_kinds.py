@@ -146,6 +146,7 @@ def test_a_fifth_kind_is_in_the_list_of_kinds(fifth: dict[str, Any]) -> None:
         assert f"{', '.join(KINDS[:-1])} or {KINDS[-1]}" in sentence and list_job_kinds() not in sentence
 
 
+@pytest.mark.slow
 def test_a_fifth_kind_is_read(fifth: dict[str, Any]) -> None:
     assert fifth["gpus"] == [16, 8]
     assert fifth["states"] == [True, False, True, True, False]
@@ -231,6 +232,7 @@ def test_what_follows_from_the_kinds_is_written(capsys: pytest.CaptureFixture[st
     assert job_kinds.main(["--check"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_notices_drift(grown: RepositoryCopy) -> None:
     page = grown.folder / "docs" / "jobs.md"
     text = page.read_text()

@@ -293,6 +293,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(JOB_KINDS)), st.dictionaries(st.sampled_from(["spec", "metadata", "status"]), JSON), JSON)
+@pytest.mark.slow
 def test_hostile_documents_never_crash(kind: str, parts: dict[str, Any], beneath: Any) -> None:
     document = {"apiVersion": JOB_KINDS[kind].api_version, "kind": kind, **parts}
     try:

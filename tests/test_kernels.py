@@ -71,6 +71,7 @@ def test_reads_from_the_cache_are_faster_than_writes():
 
 @settings(max_examples=300)
 @given(kernel())
+@pytest.mark.slow
 def test_no_kernel_beats_the_machine(drawn):
     kind, precision, dims, gpu = drawn
     table = KernelTable.from_dimensions(kind, precision, **dims)
@@ -88,6 +89,7 @@ def test_no_kernel_beats_the_machine(drawn):
 
 @settings(max_examples=300)
 @given(kernel())
+@pytest.mark.slow
 def test_doubling_a_dimension_never_lowers_the_time(drawn):
     kind, precision, dims, gpu = drawn
     grown = [name for name in dims if name not in NOT_DOUBLED]
@@ -324,6 +326,7 @@ def test_a_gpu_never_seen_is_less_certain_than_its_twin():
     assert known < unknown
 
 
+@pytest.mark.slow
 def test_the_runtime_is_told_not_to_report_to_its_maker() -> None:
     call = "from tilecast import kernels; kernels.describe_model_file()"
     code = f"import os; {call}; print(os.environ['ORT_DISABLE_TELEMETRY'])"

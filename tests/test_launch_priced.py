@@ -179,6 +179,7 @@ def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.slow
 def test_the_lines_of_a_script_are_python(launcher: str) -> None:
     for job in JOBS.values():
         for one in WORKLOADS:
@@ -275,6 +276,7 @@ def test_buckets_of_deepspeed_take_what_is_billed() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.16.1", "0.19.0"])
+@pytest.mark.slow
 def test_options_of_megatron_are_options_of_megatron(version: str) -> None:
     """Each option used here is a field of Megatron's configuration or an option of its parser.
 

@@ -346,6 +346,7 @@ async def test_reports_count_once_by_whichever_door_they_come_and_whoever_leads(
         assert samples(store, "a") == 20
 
 
+@pytest.mark.slow
 async def test_the_next_leader_brings_no_run_back_that_was_withdrawn() -> None:
     store, annotation = LeaseStore(), "tilecast.dev/observed-step-seconds"
     training = {"sequenceLength": 512, "globalBatchSize": 16, "precision": "bf16"}
@@ -420,6 +421,7 @@ async def test_a_replica_trusts_the_certificate_that_it_serves_and_not_who_signe
     assert second.cert_store_stats()["x509"] == 2, "the other replica may still serve the one before"
 
 
+@pytest.mark.slow
 async def test_a_replica_that_ends_releases_its_lease() -> None:
     store = LeaseStore()
     async with replicas(store, lease_s=30) as (leader, follower):

@@ -239,6 +239,7 @@ async def test_an_administrator_has_a_namespace_a_job_or_a_pool_forgotten_for_go
         assert store.runs == []
 
 
+@pytest.mark.slow
 async def test_runs_in_the_status_of_a_pool_are_taken_over_once_as_of_unknown_origin() -> None:
     store = SharedStore()
     async with operator(store, advise, discovery=True) as running:
@@ -257,6 +258,7 @@ async def test_runs_in_the_status_of_a_pool_are_taken_over_once_as_of_unknown_or
     assert sorted(run["namespace"] for run in store.runs) == ["", "", "", "team", "team"]
 
 
+@pytest.mark.slow
 async def test_what_no_watch_has_shown_yet_is_not_written_over() -> None:
     store = SharedStore()
     async with operator(store, advise, discovery=True) as running:
@@ -348,6 +350,7 @@ def test_forecasts_of_a_namespace_change_once_its_own_table_differs_from_the_one
     assert adopt(others=1.012, new=1.012) == (True, {"others": 1.012, "new": 1.012}), "a namespace is forgotten"
 
 
+@pytest.mark.slow
 def test_a_pool_keeps_so_many_runs_and_a_flood_drives_out_only_itself() -> None:
     store = RunStore()
     for number in range(8):

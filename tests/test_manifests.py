@@ -366,6 +366,7 @@ def test_wrong_names_of_new_gpus(name: str) -> None:
     field=st.sampled_from([*FACTS, "name"]),
     value=st.one_of(PLAIN, st.dictionaries(st.sampled_from(["fp32", "tf32", "fp8"]), st.floats())),
 )
+@pytest.mark.slow
 def test_any_fact_is_read_or_refused(field: str, value: Any) -> None:
     document = with_facts()
     inner = document["spec"]["gpu"]

@@ -57,6 +57,7 @@ async def refused(client: Client, tool: str, **given: Any) -> str:
     return text
 
 
+@pytest.mark.slow
 async def test_a_client_gets_the_json_and_the_table_of_the_command_line() -> None:
     async with connected() as client:
         assert client.server_info is not None
@@ -93,6 +94,7 @@ async def test_a_client_gets_the_json_and_the_table_of_the_command_line() -> Non
         assert "one" in text
 
 
+@pytest.mark.slow
 async def test_errors_are_one_line_and_the_server_goes_on() -> None:
     async with connected() as client:
         assert (await refused(client, "advise", model="gpt2", sequ=1)).startswith(
@@ -108,6 +110,7 @@ async def test_errors_are_one_line_and_the_server_goes_on() -> None:
         assert (await ask(client, "pools", gpus="l4:1"))[1]["pools"]
 
 
+@pytest.mark.slow
 async def test_a_client_reads_only_what_the_user_allows(tmp_path: Path) -> None:
     hidden = "is outside the folders that this server may read; start it with --read FOLDER"
     inside = tmp_path / "in"
@@ -127,6 +130,7 @@ async def test_a_client_reads_only_what_the_user_allows(tmp_path: Path) -> None:
         assert hidden in await refused(client, "pools", nodes=str(inside / ".." / "job.sh"))
 
 
+@pytest.mark.slow
 async def test_a_context_is_asked_only_if_the_user_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(
@@ -225,6 +229,7 @@ def test_an_allowed_folder_is_read_and_other_threads_are_free(tmp_path: Path) ->
     assert NODES.read_text()
 
 
+@pytest.mark.slow
 def test_without_the_package_the_command_says_what_to_install() -> None:
     code = "import sys; sys.modules['mcp'] = None; from tilecast.cli import main; sys.exit(main(['mcp']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

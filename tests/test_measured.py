@@ -36,6 +36,7 @@ def by_pool(document: Any) -> dict[str, Any]:
     return {one["pool"]: one for one in (document["recommendation"], *document["alternatives"])}
 
 
+@pytest.mark.slow
 def test_a_slow_run_elsewhere_makes_every_forecast_slower_and_surer(capsys: pytest.CaptureFixture[str]) -> None:
     before, after = by_pool(advised(capsys)), by_pool(advised(capsys, "--measured", "a100-80:8=0.8s"))
     for pool in ("h100-sxm", "l4"):
@@ -125,6 +126,7 @@ ELSEWHERE = (*ALIKE, "--baseline", "a800-80:8:dp8,mb8", "--max-gpus", "8")
 
 
 @pytest.mark.parametrize(("part", "more"), [("communication", 0.2), ("communication", 0.6), ("optimizer", 0.2)])
+@pytest.mark.slow
 def test_what_a_part_took_longer_stays_with_that_part(
     part: str, more: float, ran: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_measured_step_with_parts_is_forecast_as_it_was(
     assert after["breakdown"]["optimizer"] == pytest.approx(parts["optimizerSeconds"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_one_gpu_waits_for_no_links(ran: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = ("--baseline", "h100-sxm:1:dp1,mb8", "--max-gpus", "8")
     before = advised(capsys, *alone)["baseline"]["breakdown"]

@@ -181,6 +181,7 @@ def metrics(running: OperatorParts) -> str:
     return generate_latest(running.metrics.registry).decode()
 
 
+@pytest.mark.slow
 async def test_reports_are_scored_learnt_from_and_remembered() -> None:
     store = store_with("a")
     async with operator(store, advise, discovery=True) as running:

@@ -69,6 +69,7 @@ async def test_a_model_of_the_hub_is_answered_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.slow
 async def test_config_maps_are_read_only_where_the_settings_allow_it(allowed: bool) -> None:
     store = JobStore()
     store.put(CONFIG_MAP, {"kind": "ConfigMap", "metadata": {"name": "train"}, "data": {"run.yaml": LORA}})

@@ -358,6 +358,7 @@ JSON = st.recursive(
 
 
 @given(st.data())
+@pytest.mark.slow
 def test_a_document_with_anything_in_it_is_shown(data: st.DataObject) -> None:
     def spoil(value: Any) -> Any:
         if data.draw(st.integers(0, 5)) == 0:

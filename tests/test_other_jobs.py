@@ -24,6 +24,7 @@ from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.documents import ADVICE_KEYS, HASH, POOL
 
 
+@pytest.mark.slow
 async def test_a_suspended_job_is_placed_annotated_and_let_go() -> None:
     store = JobStore()
     async with serving(store) as running:
@@ -96,6 +97,7 @@ async def test_a_job_that_kueue_gives_up_is_not_said_to_be_placed() -> None:
         assert reason == "NotPlaced" and "FailedToStart: " in text and "the selectors contradict" in text
 
 
+@pytest.mark.slow
 async def test_a_node_choice_that_somebody_took_back_is_not_said_to_be_placed() -> None:
     store = JobStore()
     async with serving(store) as running:
@@ -131,6 +133,7 @@ async def test_what_became_of_a_job_is_told_by_the_operator_that_starts_next() -
         ("job-kueue", None, {}, "QuotaReserved", "QuotaReserved", "Kueue had decided"),
     ],
 )
+@pytest.mark.slow
 async def test_a_job_that_kueue_may_admit_is_let_go_as_it_is(
     name: str, gate: ApiError | None, queues: dict[str, Any], decided: str, outcome: str, words: str
 ) -> None:

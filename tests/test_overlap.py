@@ -175,6 +175,7 @@ def test_servers_leave_gradients_whole() -> None:
 BARE = ["advise", "bert-large", "--seq", "512", "--batch", "256", "--gpus", "a100-40:16"]
 
 
+@pytest.mark.slow
 def test_the_ways_of_summing_gradients_stand_beside_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     served = ["--gradient-sync", "parameterServer", "--parameter-servers", "4", "--server-updates", "asynchronous"]
     plan = ["--plan", "dp=16,mb=16"]

@@ -52,6 +52,7 @@ def test_the_example_of_a_verb_parses(verb: str, capsys: pytest.CaptureFixture[s
     build_parser([verb]).parse_args(example[1:])
 
 
+@pytest.mark.slow
 def test_show_alone_lists_what_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show"]) == 2
     commands = [line.split("  ")[0].split()[1:] for line in capsys.readouterr().out.splitlines()]

@@ -133,6 +133,7 @@ def test_waits_for_gradients_count_before_strategies_are_chosen(gpu: str, batch:
     assert per_layer.bound_s <= per_layer.step_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_the_example_gains_more_than_half_a_percent(capsys: pytest.CaptureFixture[str]) -> None:
     workload = training_job.read_request(yaml.safe_load(EXAMPLE.read_text())).workload
     per_layer = perlayer.find_best_strategies(workload, pool("t4", nodes=1), 8)

@@ -81,6 +81,7 @@ def test_letting_go_resumes_a_job_once(name: str) -> None:
     applied=st.booleans(),
     started=st.booleans(),
 )
+@pytest.mark.slow
 def test_nothing_is_let_go_that_we_do_not_hold(
     gates: list[str], mode: str | None, queue: str, moves: bool, suspend: bool, applied: bool, started: bool
 ) -> None:

@@ -209,6 +209,7 @@ def test_the_hash_knows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(hashes) == 3
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_recomputation_of_a_flag_and_does_not_drop_it(capsys: pytest.CaptureFixture[str]) -> None:
     job = ["advise", "gpt2-xl", "--seq=1024", "--batch=64", "--gpus=a100-80:8"]
     for flags, plan, printed in (

@@ -262,6 +262,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.slow
 def test_parameters_are_the_published_ones(name: str) -> None:
     model = zoo.find_preset(name)
     workload = Workload(model, 128 if model.vocab else 1, 1)

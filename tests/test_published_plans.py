@@ -36,6 +36,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.slow
 def test_a_published_plan_fits_and_takes_about_as_long(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, published_s, error = RUNS[name]
     assert main(["advise", *arguments, "-o", "json"]) == 0

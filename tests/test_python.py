@@ -98,6 +98,7 @@ def test_no_verb_knows_more_than_its_function(verb: str) -> None:
     assert {NAMES.get(option, option) for option in options} <= known
 
 
+@pytest.mark.slow
 def test_advice_is_what_the_command_line_prints(capsys: pytest.CaptureFixture[str]) -> None:
     advice = tilecast.advise("gpt2", **GPT2)
     assert f"{advice}\n" == shown(capsys, "advise", *BY_FLAGS)

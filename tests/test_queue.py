@@ -323,6 +323,7 @@ def test_the_same_queue_gets_the_same_plan() -> None:
     assert solve(small(3)).option == solve(small(3)).option
 
 
+@pytest.mark.slow
 def test_equal_jobs_share_pools_as_the_relaxation_says() -> None:
     pools = (PoolCapacity("a", 6, 1), PoolCapacity("b", 3, 1))
     ways = (option("a", 1, 10.0), option("b", 1, 20.0))

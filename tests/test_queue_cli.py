@@ -194,6 +194,7 @@ def test_a_quota_that_is_too_small_names_the_job(tmp_path: Path, capsys: pytest.
     assert "x  job" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_stays_and_has_less_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pinned = batch_job("running", status={"active": 1, "startTime": "2026-11-02T08:00:00Z"})
     pinned["spec"]["suspend"] = False

@@ -67,6 +67,7 @@ def at(one: QueuedJob, end: str) -> QueuedJob:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.slow
 def test_the_entry_of_one_more_job_is_its_place_in_a_plan_of_all_others_as_they_are(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def annotations_of(store: JobStore, name: str) -> dict[str, str]:
     return dict(store.workloads[f"for-{name}"]["metadata"].get("annotations") or {})
 
 
+@pytest.mark.slow
 async def test_the_workload_of_a_waiting_job_says_when_it_starts_and_how_long_it_runs() -> None:
     store, names = WritingStore(), [f"j{number}" for number in range(8)]
     for name in names:
@@ -130,6 +131,7 @@ async def estimating(store: WritingStore, names: Sequence[str], **settings: Any)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), NotLeaderError("no"), ApiError(403, "no"), ApiError(500, "no")])
+@pytest.mark.slow
 async def test_a_workload_that_cannot_be_written_keeps_no_other_job_from_its_estimates(error: Exception) -> None:
     store, names = WritingStore(), [f"j{number}" for number in range(6)]
     store.failing["j0"] = error
@@ -142,6 +144,7 @@ async def test_a_workload_that_cannot_be_written_keeps_no_other_job_from_its_est
         await until(lambda: annotations_of(store, "j0").keys() == KEYS, "the last, whose position is the same")
 
 
+@pytest.mark.slow
 async def test_a_list_that_is_not_found_is_asked_for_again() -> None:
     store, names = WritingStore(), ["a", "b", "c"]
     store.failing_lists = [ApiError(404, "not found"), ApiError(404, "not found")]

@@ -113,6 +113,7 @@ async def test_without_the_setting_nothing_is_planned_and_what_was_said_goes() -
         assert position(store, "a") is None
 
 
+@pytest.mark.slow
 async def test_time_alone_another_operator_and_events_without_news_write_nothing() -> None:
     store = Store()
     for name in "abc":
@@ -194,6 +195,7 @@ async def test_who_cannot_be_planned_is_named_and_the_others_are_planned() -> No
     assert named == {f"TrainingJob/default/{name}" for name in ("endless", "huge", "late", "odd")}
 
 
+@pytest.mark.slow
 async def test_a_waiting_job_says_when_it_would_start_on_each_pool_and_how_sure_that_is() -> None:
     store = Store()
     for name in "abcd":
@@ -284,6 +286,7 @@ PATIENT = replace(TIMINGS, plan_s=60.0, decide_s=120.0)
 """Timings that wait for the plan however long it takes on a busy machine."""
 
 
+@pytest.mark.slow
 async def test_a_job_that_waits_for_us_is_placed_where_the_plan_says() -> None:
     store, names = JobStore(), [f"j{number}" for number in range(12)]
     for name in names:
@@ -515,6 +518,7 @@ async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() 
     assert all(store.now(name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team" for name in names)
 
 
+@pytest.mark.slow
 async def test_pods_priorities_decide_the_order_and_a_class_that_changes_changes_it() -> None:
     store, names = JobStore(), ["a", "b", "c"]
     for name, class_ in zip(names, ("low", "", "high"), strict=True):

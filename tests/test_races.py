@@ -219,6 +219,7 @@ async def test_what_is_left_of_a_deleted_job_is_nothing() -> None:
         assert not len(running.cache.training_jobs) and running.runtime.is_conditional(Key.from_object(body))
 
 
+@pytest.mark.slow
 async def test_a_queue_keeps_no_delay_that_a_shorter_one_replaced() -> None:
     queue: KeyQueue[str] = KeyQueue(lambda: 0.0)
     for number in range(100_000):

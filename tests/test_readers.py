@@ -211,6 +211,7 @@ def check_recipe(launcher: str, setting: LaunchSetting, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("launcher", STATED)
+@pytest.mark.slow
 def test_a_configuration_is_read_as_the_plan_that_was_written(launcher: str, tmp_path: Path) -> None:
     count = 0
 
@@ -969,6 +970,7 @@ PAIRS = ("AB", "BC", "CD")
         ('A="' + 8_000 * ("a" * 60 + "\n") + '"\n' + 10_000 * "A+=x\n", "4 MiB"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_script_that_expands_without_end_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "run.sh").write_text(text)
     tracemalloc.start()

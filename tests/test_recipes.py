@@ -90,6 +90,7 @@ def test_a_step_of_few_tokens_is_fullest_in_its_update() -> None:
 WHOLE = ("llama-0.3b", "llama-0.3b-128k", "llama-3.2-1b", "llama-3.2-3b", "gpt2", "gpt2-medium", "gpt2-xl")
 
 
+@pytest.mark.slow
 def test_measured_peaks_of_decoders_are_met() -> None:
     """Steps of Hugging Face's models on one H100, in pure BF16, under autocast and in FP32, some recomputed.
 

@@ -55,6 +55,7 @@ def searches() -> tuple[list[str], Callable[[Request, Sequence[Pool]], Advice]]:
 SMALL = {"model": {"preset": "gpt2"}, "training": {"sequenceLength": 512, "globalBatchSize": 8, "precision": "fp16"}}
 
 
+@pytest.mark.slow
 async def test_a_restart_with_everything_unchanged_does_not_even_search() -> None:
     store = Store()
     for name in "ab":
@@ -80,6 +81,7 @@ async def test_a_status_that_somebody_else_wrote_is_put_right() -> None:
     assert store.objects[f"{JOBS}/a"]["status"] == status
 
 
+@pytest.mark.slow
 async def test_annotations_that_were_deleted_come_back_at_a_restart() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job(**SMALL))
@@ -570,6 +572,7 @@ def test_the_same_recommendation_is_not_talked_about() -> None:
     assert Recommendation.from_offer(advice.offers[0]).model_copy(update={"precision": None}).incumbent() is None
 
 
+@pytest.mark.slow
 async def test_prices_that_move_a_little_move_no_job() -> None:
     store = Store()
     # Steps long enough that the host does not matter, for whose uncertain time the order of plans allows.
@@ -632,6 +635,7 @@ async def test_the_newest_event_names_the_pool_after_any_number_of_flips() -> No
 
 @pytest.mark.parametrize("started", [False, True])
 @pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.slow
 async def test_tampered_annotations_are_repaired(started: bool, restart: bool) -> None:
     store = Store()
     store.put(f"{JOBS}/a", job(**SMALL))

@@ -87,6 +87,7 @@ async def placed(store: JobStore, running: OperatorParts, **changed: Any) -> Non
     assert pods_of(store.now())["nodeSelector"][PRODUCT] == H100 == pod_set(store)["nodeSelector"][PRODUCT]
 
 
+@pytest.mark.slow
 async def test_a_job_without_quota_may_run_on_its_other_flavors() -> None:
     store = JobStore()
     async with serving(store, SETTINGS) as running:
@@ -131,6 +132,7 @@ async def test_a_job_that_is_preempted_may_run_elsewhere_and_one_that_runs_is_no
 
 
 @pytest.mark.parametrize("kind", ["QuotaReserved", "Finished"])
+@pytest.mark.slow
 async def test_a_job_that_kueue_has_decided_about_is_left_alone(kind: str) -> None:
     store = JobStore()
     async with serving(store, SETTINGS) as running:
@@ -206,6 +208,7 @@ async def test_a_kind_whose_jobs_are_fixed_once_they_ran_stays_as_it_is() -> Non
         await until(lambda: store.annotations()[APPLIED] == "Requeued", "it to be released")
 
 
+@pytest.mark.slow
 async def test_the_trainingjob_that_names_it_says_so() -> None:
     store = JobStore()
     owner = training_job("for-a", mode="Initial")

@@ -240,6 +240,7 @@ def test_rows_are_distinct_and_use_the_gpus_they_say() -> None:
     precision=st.sampled_from(["fp32", "fp16"]),
     batch=st.sampled_from([8, 64, 96]),
 )
+@pytest.mark.slow
 def test_steps_are_finite_positive_and_sum(gpu: str, name: str, precision: str, batch: int) -> None:
     model = zoo.find_preset(name)
     workload = Workload(model, 512 if model.vocab else 1, batch, precision)  # type: ignore[arg-type]
@@ -292,6 +293,7 @@ def test_a_part_of_a_node_is_a_node_of_that_size() -> None:
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=2, max_size=2, unique=True), batch=st.sampled_from([24, 32, 60, 84]))
 @settings(max_examples=25)
+@pytest.mark.slow
 def test_more_gpus_offer_every_plan_that_fewer_offer(sizes: list[int], batch: int) -> None:
     workload = Workload(zoo.find_preset("llama-3.2-1b"), 2048, batch, framework="megatron", micro_batch=1)
     few, many = (set(search.enumerate_plans(workload, parse_gpu_list(f"h100-sxm:{size}")[0])) for size in sorted(sizes))

@@ -64,6 +64,7 @@ def pool(name: str, gpu: str = "h100-sxm") -> Pool:
 
 
 @pytest.mark.parametrize("config", TALL.values(), ids=TALL.keys())
+@pytest.mark.slow
 def test_a_network_of_too_many_layers_is_refused_as_it_is_read(config: dict[str, Any]) -> None:
     with pytest.raises(SearchTooLargeError) as error:
         asked(config)
@@ -73,6 +74,7 @@ def test_a_network_of_too_many_layers_is_refused_as_it_is_read(config: dict[str,
     assert move_message_to_annotation(str(error.value)).startswith("tilecast.dev/model: ")
 
 
+@pytest.mark.slow
 def test_the_largest_published_models_are_read_with_a_wide_margin() -> None:
     configs = json.loads((Path(__file__).parent / "configs.json").read_text())
     names = ("stabilityai/stable-diffusion-xl-base-1.0/unet", "nvidia/segformer-b5-finetuned-ade-640-640")
@@ -106,6 +108,7 @@ def test_a_graph_of_too_many_operators_is_refused(monkeypatch: pytest.MonkeyPatc
         advise(Request("a", workload), [pool("a")])
 
 
+@pytest.mark.slow
 def test_what_a_job_leaves_open_is_counted_with_the_models_operators() -> None:
     config = TALL["resnet"] | {"depths": [60, 60, 60, 60]}
     one = advise(asked(config), [pool("a")])
@@ -162,6 +165,7 @@ def test_global_batches_are_thinned_to_both_ends_and_the_most_factors_of_two() -
     assert batches == {4: [40, 3, 16, 32, 50], 2: [40, 3, 50], 0: [40]}
 
 
+@pytest.mark.slow
 async def test_the_operator_says_so_in_the_status_and_does_not_try_again() -> None:
     store, searched = Store(), list[str]()
 

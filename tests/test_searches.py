@@ -260,6 +260,7 @@ async def test_what_is_written_of_an_answer_is_made_once_for_all_jobs_that_ask_t
     assert len(made) == 2, "one for the status and the annotations of each of the two"
 
 
+@pytest.mark.slow
 async def test_a_new_job_waits_behind_few_of_those_that_other_pools_make_due() -> None:
     store, order, go_on, names = Store(), list[int](), threading.Event(), [f"j{number:02}" for number in range(40)]
 

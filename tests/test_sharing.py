@@ -35,6 +35,7 @@ GPUS = ["a100-40", "a100-80", "h100-sxm"]
 
 
 @pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.slow
 def test_resnet_18_with_batch_4_gets_a_slice(gpu: str) -> None:
     shares = sharing.find_sharing_options(SMALL, pool(gpu))
     assert shares is not None
@@ -60,6 +61,7 @@ def test_llama_7b_does_not(gpu: str) -> None:
     assert not any("slice" in note for note in advice.notes)
 
 
+@pytest.mark.slow
 def test_a_job_that_fills_a_gpu_is_left_alone_unless_cost_counts() -> None:
     busy = Workload(zoo.find_preset("gpt2"), 1024, 8, "bf16")
     shares = sharing.find_sharing_options(busy, pool("h100-sxm"))
@@ -149,6 +151,7 @@ def test_a_job_runs_on_one_slice_and_only_where_it_may() -> None:
     assert (allowed.best.gpus, allowed.sharing) == (1, None)
 
 
+@pytest.mark.slow
 def test_a_manifest_allows_it_and_programs_read_it(capsys: pytest.CaptureFixture[str]) -> None:
     path = ROOT / "examples" / "jobs" / "resnet-18-small.yaml"
     request = training_job.read_request(yaml.safe_load(path.read_text()))

@@ -230,6 +230,7 @@ def test_the_search_keeps_to_a_stated_layout() -> None:
         ("pipelineSchedule: gpipe", "spec.training.pipelineSchedule"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_pipelines_that_do_not_exist_are_refused_in_one_line(
     training: str, message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,6 +150,7 @@ def steps(rows: Sequence[dict[str, str]], pool: str) -> list[float]:
     return [float(row["stepSeconds"]) for row in rows if row["pool"] == pool]
 
 
+@pytest.mark.slow
 def test_a_better_machine_is_no_slower(capsys: pytest.CaptureFixture[str]) -> None:
     for field in ("link.interNode.bandwidth", "gpu.bandwidth"):
         rows = swept(capsys, f"{field}=x0.25,x1,x4")
@@ -206,6 +207,7 @@ def test_bars_grow_with_their_share(share: float) -> None:
 
 
 @pytest.mark.parametrize("measure", ["step", "cost", "throughput"])
+@pytest.mark.slow
 def test_a_picture_is_a_picture(measure: str, tmp_path: Path) -> None:
     job = ["sweep", JOB, "--nodes", MIXED, "--over", "training.globalBatchSize=256..1024", "--plot", measure]
     assert main([*job, "-o", str(tmp_path / "sweep.svg")]) == 0

@@ -28,6 +28,7 @@ from tilecast_operator.kube.times import format_time
 from tilecast_operator.objects.documents import HASH
 
 
+@pytest.mark.slow
 async def test_the_oldest_training_job_speaks_for_a_job() -> None:
     store = JobStore()
     async with serving(store) as running:
@@ -55,6 +56,7 @@ def reason(store: JobStore, name: str) -> str | None:
     return None if job is None else str(job)
 
 
+@pytest.mark.slow
 async def test_a_target_that_is_not_there_is_told_apart_from_a_kind_that_is_not() -> None:
     store = JobStore()
     async with serving(store) as running:
@@ -151,6 +153,7 @@ async def test_a_gate_that_comes_while_advice_is_written_is_seen() -> None:
         assert store.annotations()[APPLIED] == "Placed" and store.now()["spec"]["suspend"] is False
 
 
+@pytest.mark.slow
 async def test_a_gated_job_that_cannot_be_read_is_let_go() -> None:
     store = JobStore()
     async with serving(store) as running:
@@ -352,6 +355,7 @@ async def test_a_job_that_ends_before_its_advice_could_be_written_is_advised_all
         await until(lambda: not len(running.cache.jobs), "the job to be forgotten")
 
 
+@pytest.mark.slow
 async def test_a_job_that_ends_while_it_waits_for_a_worker_is_advised_all_the_same() -> None:
     store, go_on = JobStore(), threading.Event()
 
@@ -373,6 +377,7 @@ async def test_a_job_that_ends_while_it_waits_for_a_worker_is_advised_all_the_sa
         await until(lambda: all(HASH in store.annotations(name) for name in "abcd"), "the annotations")
 
 
+@pytest.mark.slow
 async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> None:
     store = JobStore()
     async with serving(store) as running:
@@ -402,6 +407,7 @@ async def test_a_job_is_advised_as_soon_as_its_queue_is_there() -> None:
         await until(lambda: HASH in store.annotations(), "the annotations")
 
 
+@pytest.mark.slow
 async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing() -> None:
     store, settings = JobStore(), replace(PLACING, read_kueue=True, config_map_poll_s=3600.0)
     timings = replace(TIMINGS, owner_s=0.05)
@@ -457,6 +463,7 @@ async def test_why_a_job_was_let_go_is_said_in_one_event(kind: str, changed: dic
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("started", [False, True])
+@pytest.mark.slow
 async def test_tampered_annotations_of_a_job_are_repaired(started: bool, restart: bool) -> None:
     store = JobStore()
 

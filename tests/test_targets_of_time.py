@@ -33,6 +33,7 @@ def test_the_upper_end_of_the_range_may_have_to_meet_the_target() -> None:
 
 
 @pytest.mark.parametrize("limits_at", ["forecast", "upperBound"])
+@pytest.mark.slow
 def test_a_target_that_nobody_meets_is_told_with_more_nodes(limits_at: str) -> None:
     request = replace(TARGET, target_step_s=1.0, limits_at=limits_at)  # type: ignore[arg-type]
     (rejection,) = advise(request, POOLS).rejections
@@ -73,6 +74,7 @@ def test_a_job_states_a_target() -> None:
 
 @pytest.mark.parametrize("objective", ["time", "cost", "fewestGpus", "timeToFinish"])
 @pytest.mark.parametrize("limits_at", ["forecast", "upperBound"])
+@pytest.mark.slow
 def test_a_deadline_goes_with_every_objective_and_a_late_run_says_what_would_be_on_time(
     objective: str, limits_at: str
 ) -> None:

@@ -319,6 +319,7 @@ def test_without_timm_the_tracer_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
 EXAMPLE = Path(__file__).parent.parent / "examples" / "graphs" / "transformer.yaml"
 
 
+@pytest.mark.slow
 def test_the_example_holds_a_traced_module_and_is_advised(capsys: pytest.CaptureFixture[str]) -> None:
     job, config_map = documents.load_documents(EXAMPLE.read_text())
     assert config_map["data"]["graph.json"] == (GRAPHS / "transformer.json").read_text()

@@ -73,6 +73,7 @@ def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(
 
 @settings(max_examples=100)
 @given(st.lists(owns, min_size=1, max_size=6), places, plans)
+@pytest.mark.slow
 def test_a_range_never_widens_with_another_run(runs: list[JobRun], place: RunSetting, plan: Plan) -> None:
     widths = [at(JobRuns(tuple(runs[:count])), place, plan)[1] for count in range(len(runs) + 1)]
     assert all(later <= before * (1 + 1e-9) for before, later in itertools.pairwise(widths))
@@ -80,6 +81,7 @@ def test_a_range_never_widens_with_another_run(runs: list[JobRun], place: RunSet
 
 @settings(max_examples=50)
 @given(st.lists(owns, min_size=1, max_size=6), places, plans)
+@pytest.mark.slow
 def test_no_correction_is_larger_than_a_forecast_can_be_off(runs: list[JobRun], place: RunSetting, plan: Plan) -> None:
     assert 1 / MAX_RATIO <= at(JobRuns(tuple(runs)), place, plan)[0] <= MAX_RATIO
 

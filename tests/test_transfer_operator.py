@@ -35,6 +35,7 @@ async def report(running: OperatorParts, space: str, name: str, seconds: float, 
     await running.observations.put(space, name, f"{space}@n1", body(stepSeconds=seconds, **fields))
 
 
+@pytest.mark.slow
 async def test_one_report_corrects_a_jobs_alternatives_and_not_its_forecast() -> None:
     store = SharedStore()
     async with operator(store, advise, NODES, discovery=True) as running:
@@ -61,6 +62,7 @@ async def test_one_report_corrects_a_jobs_alternatives_and_not_its_forecast() ->
         assert store.status("strangers", "a")["alternatives"] == stranger["alternatives"]
 
 
+@pytest.mark.slow
 async def test_a_successor_is_corrected_after_a_restart_and_once_the_run_is_forgotten_no_more() -> None:
     store = SharedStore()
     async with operator(store, advise, NODES, discovery=True) as running:
@@ -108,6 +110,7 @@ async def test_what_a_run_tells_of_its_parts_is_kept_and_corrects_them() -> None
             assert 1 < apart < silent, "what its links took longer lasts no longer where they do nothing"
 
 
+@pytest.mark.slow
 async def test_a_successor_of_the_name_with_another_batch_is_corrected_a_little() -> None:
     store = SharedStore()
     async with operator(store, advise, NODES, discovery=True) as running:

@@ -186,6 +186,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.slow
 def test_a_bad_row_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, expected = BAD[name]
     assert main(["validate", "collectives", str(table(tmp_path, *rows))]) == 2

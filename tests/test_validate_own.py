@@ -59,6 +59,7 @@ def test_the_laboratory_offers_every_command() -> None:
     assert all(callable(one.load()) for one in found)
 
 
+@pytest.mark.slow
 def test_forecasts_do_not_depend_on_the_laboratory(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

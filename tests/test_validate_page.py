@@ -59,6 +59,7 @@ def report(measured: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_nothing_else(report: Path) -> None:
     text, seen = report.read_text(), tags(report)
     assert text.startswith("<!doctype html>") and text.endswith("</html>\n")
@@ -116,6 +117,7 @@ def test_what_the_table_holds_stays_text(report: Path) -> None:
     assert "<script" not in text and "a&lt;b&gt;.csv" in text
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_summary_says(report: Path, measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = report.read_text()
     assert main(["validate", "runs", str(measured), "--parts"]) == 0
@@ -178,5 +180,6 @@ def test_the_summary_lists_what_the_strata_hold(measured: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.slow
 def test_nothing_runs_out_of_the_window(report: Path, tmp_path: Path, width: int) -> None:
     stays_inside(report, tmp_path, width)

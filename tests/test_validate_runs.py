@@ -362,6 +362,7 @@ SHAPES = (
 
 
 @pytest.mark.parametrize("column", SHAPES)
+@pytest.mark.slow
 def test_no_number_in_a_row_loses_the_others(column: str) -> None:
     rows = [ROW] + [{**ROW, column: value, "family": family} for value in NUMBERS for family in ("decoder", "moe")]
     forecasts = runs.forecast(rows)

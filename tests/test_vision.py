@@ -192,6 +192,7 @@ def test_eager_mixed_precision_casts_what_products_read() -> None:
     assert not any(".cast" in op.name for op in ops(model=MODEL, execution="compiled"))
 
 
+@pytest.mark.slow
 def test_the_memory_format_of_a_bare_model_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = []
     for memory_format in ("contiguous", "channelsLast"):

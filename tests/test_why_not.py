@@ -107,6 +107,7 @@ def test_where_one_change_is_not_enough_the_first_is_told_with_what_remains() ->
 
 
 @pytest.mark.parametrize("name", ["deadline", "budget", "late", "poor"])
+@pytest.mark.slow
 def test_just_less_than_the_change_is_not_enough(name: str) -> None:
     advice, changes = given(name)
     for where, _, change in changes:
@@ -123,6 +124,7 @@ FEWER = {
 
 
 @pytest.mark.parametrize("name", FEWER)
+@pytest.mark.slow
 def test_one_node_less_than_the_change_is_not_enough(name: str) -> None:
     """The number of nodes was once doubled until it sufficed."""
     request, pools = FEWER[name]
@@ -265,6 +267,7 @@ def test_a_faster_plan_of_more_gpus_fills_the_node_first() -> None:
 
 
 @pytest.mark.parametrize("gpus", [3, 5, 6])
+@pytest.mark.slow
 def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
     """Three GPUs would once have won as "1 node of 6", five as "2 nodes of 5"."""
     part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=gpus, usual_gpus_per_node=8)
