@@ -168,6 +168,8 @@ def test_task_aligned_assignment_holds_a_row_of_integers_for_each_candidate() ->
     table = {"family": "csp-detector", "image": 640, "width": 0.25, "depth": 0.33, "towers": 1}
     pairs = 2 * 100 * sum((640 // stride) ** 2 for stride in (8, 16, 32))
     assert allocated(table, candidates=13) - allocated(table, candidates=10) == pytest.approx(3 * 8 * pairs)
+    more = allocated(table, largest_boxes=200) - allocated(table)
+    assert more == pytest.approx((6 + 20) * 4 * pairs)
 
 
 def test_the_norm_of_an_identity_branch_keeps_nothing() -> None:

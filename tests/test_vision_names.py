@@ -75,6 +75,7 @@ def test_a_name_that_no_reader_knows_has_no_dimensions(name: str) -> None:
         ("mmaction2 tin_tsm_finetune_r50_1x1x8_50e_kinetics400_rgb", {"interlaces": True, "shifts": True}),
         ("mmaction2 tpn_tsm_r50_1x1x8_150e_sthv1_rgb", {"temporal_pyramid": True, "shifts": True, "frames": 8}),
         ("mmyolo YOLOv6-n 640", {"candidates": 13, "partial": False}),
+        ("mmyolo RTMDet-tiny 1024 DOTA rotated", {"classes": 15, "largest_boxes": 2000}),
         ("mmdet RPN X-101-64x4d-FPN 1x (pytorch)", {"family": "rpn", "groups": 64, "group_width": 4}),
         ("mmseg DeepLabV3 R-101-D16-MG124 512x1024", {"output_stride": 16, "deep_stem": True}),
         ("mmseg PSPNet R-18b-D8 769x769", {"head_width": 128, "deep_stem": False, "bottleneck": False}),

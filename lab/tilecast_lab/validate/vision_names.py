@@ -211,6 +211,8 @@ _YOLOS: Mapping[str, Table] = {
 _YOLO = re.compile(r"(yolov5|yolov6|yolov8|yolox|rtmdet|ppyoloe\+) ?-(tiny|[ntsmlx])\b\S* (\d+)\b")
 _RESIZED: Mapping[str, int] = {"yolox": 800, "ppyoloe+": 768}
 """Side of the largest batch, of detectors whose batches are resized at random (BatchSyncRandomResize)."""
+_DOTA_BOXES = 2000
+"""Objects of the fullest aerial image of 1024 pixels ("more than 2000": Chasel-Tsui/mmrotate-dcfl, issue 28)."""
 _YOLOV8_CHANNELS: Mapping[str, int] = {"m": 768, "l": 512, "x": 512}
 
 
@@ -227,6 +229,8 @@ def _read_mmyolo(name: str, row: Row) -> Table | None:
     table["prototypes"] = "instance-seg" in words
     table["keypoints"] = 17 if "pose" in words else 0
     table["classes"] = 20 if " voc" in words else 15 if " dota" in words else 1 if "pose" in words else 80
+    if " dota" in words:
+        table["largest_boxes"] = _DOTA_BOXES
     if largest := _RESIZED.get(kind):
         table |= {"largest_image": max(largest, image), "largest_image_width": max(largest, image)}
     if kind == "yolov8":

@@ -20,8 +20,6 @@ from tilecast.zoo.cnn.images import Images
 _STAGES = (64, 128, 256, 512, 1024)
 _LARGE_STAGES = (64, 128, 256, 512, 768, 1024)
 """Channels of the stem and of each stage at width 1. The second tuple is for networks with large images."""
-_OBJECTS = 100
-"""Objects per image to which all images of a COCO batch are padded, the most of any image in it."""
 _COMPARED = 8
 """Numbers per pair of pixel and object that the assignment holds in memory."""
 _ALIGNED = 6
@@ -71,6 +69,8 @@ class CspDetector(Images):
     """Whether masks are combinations of prototypes (YOLACT)."""
     keypoints: int = 0
     """Number of body keypoints that are predicted, or 0."""
+    largest_boxes: int = 100
+    """Objects to which all images of a batch are padded for the assignment, the most of any image. COCO has 100."""
     candidates: int = 10
     """Pixels among which task-aligned assignment chooses for each object."""
     classes: int = 80
@@ -215,7 +215,7 @@ def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape])
     if dims.towers:
         pixels = sum(float(size[1] * size[2]) for _, size in levels)
         numbers = _COMPARED if dims.tower_width else _ALIGNED + 2 * dims.candidates
-        net.raise_peak(net.batch * pixels * _OBJECTS * numbers * 4.0 / net.numerics.element)
+        net.raise_peak(net.batch * pixels * dims.largest_boxes * numbers * 4.0 / net.numerics.element)
     if dims.prototypes:
         masks = net.batch * _MASKS * (dims.image / 4) ** 2
         net.raise_peak(2 * masks * 4.0 / net.numerics.element)
