@@ -15,6 +15,7 @@ from tilecast.model import Model
 from tilecast.spec import Plan, Plans, Workload
 from tilecast.step.blocks import correction_factors
 from tilecast.zoo.cnn.builder import NetworkBuilder
+from tilecast.zoo.cnn.csp import CspDetector, _add_conv
 from tilecast.zoo.cnn.resnet import ResNet, add_block
 from tilecast.zoo.cnn.stylegan import add_modulated_conv
 from tilecast.zoo.numerics import Numerics
@@ -160,6 +161,43 @@ def test_task_aligned_assignment_compares_whole_batches() -> None:
     table = {"family": "csp-detector", "image": 640, "width": 0.25, "depth": 0.33, "towers": 2}
     pixels = sum((640 // stride) ** 2 for stride in (8, 16, 32))
     assert allocated(table) - allocated(table, tower_width=64) > (22 - 8 - 2) * 2 * pixels * 100 * 4
+
+
+def test_task_aligned_assignment_holds_a_row_of_integers_for_each_candidate() -> None:
+    """One-hot rows have 8 bytes for each pixel; with 13 candidates YOLOv6-n was billed 19 % below its peak."""
+    table = {"family": "csp-detector", "image": 640, "width": 0.25, "depth": 0.33, "towers": 1}
+    pairs = 2 * 100 * sum((640 // stride) ** 2 for stride in (8, 16, 32))
+    assert allocated(table, candidates=13) - allocated(table, candidates=10) == pytest.approx(3 * 8 * pairs)
+    more = allocated(table, largest_boxes=200) - allocated(table)
+    assert more == pytest.approx((6 + 20) * 4 * pairs)
+
+
+def test_the_norm_of_an_identity_branch_keeps_nothing() -> None:
+    """Its input is that of the convolutions beside it (RepVGG)."""
+    kept = []
+    for branched in (False, True):
+        net = network(32)
+        _add_conv(net, CspDetector(image=64, partial=False, branched=branched), 32, 3)
+        kept.append(net.activation_bytes[0])
+    # The input and the output of the 3x3 convolution, and SiLU's input; with branches the output of another one.
+    assert kept == [3 * 4 * 2 * 64 * 64 * 32] * 2
+
+
+@pytest.mark.parametrize(("version", "kept"), [("1.6", 4), ("1.7", 3)])
+def test_a_hard_swish_of_several_kernels_keeps_its_clipped_sum(version: str, kept: int) -> None:
+    """MMCV writes x * relu6(x + 3) / 6 before PyTorch 1.7; LR-ASPP was billed 18 % below its peak."""
+    job = Workload(zoo.find_preset("mobilenet-v3-large"), 1, 2, "fp32", framework="ddp", framework_version=version)
+    net = NetworkBuilder(Numerics.from_workload(job), BATCH, 32, (1, 64, 64))
+    net.add_conv_norm_act(32, 1, activation="hard-swish")
+    assert net.activation_bytes[0] == kept * 4 * 2 * 64 * 64 * 32
+    swish = [op for op in net.ops if op.name.startswith("hard-swish") and op.only is None]
+    assert sum(op.count for op in swish) == {3: 2, 4: 9}[kept]
+
+
+def test_a_temporal_pyramid_has_the_parameters_of_the_published_network() -> None:
+    """82,445,724 of tpn_tsm_r50 for 174 classes (MMAction2, configs/recognition/tpn/metafile.yml)."""
+    dims = zoo.find_preset("resnet-50").with_dimensions(shifts=True, frames=8, classes=174, temporal_pyramid=True)
+    assert zoo.count_parameters(Workload(dims, 1, 8, precision="fp32")) == 82_445_724
 
 
 def test_modulated_weights_of_stylegan_are_kept_for_every_image() -> None:

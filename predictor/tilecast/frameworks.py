@@ -33,7 +33,7 @@ Gradients = Literal["weights", "fp32", "fp32-with-bf16", "fp32-in-bf16"]
 Loss = Literal["eager", "parallel", "upcast", "fused"]
 UpcastLogits = Literal["none", "llama", "all"]
 """Models whose logits a framework casts to FP32: none, Llama-like ones (with RMS norm), or all."""
-Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
+Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "hard-swish", "dropout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,10 @@ class Framework:
     """Whether dropout precedes LoRA adapters, unless a job says otherwise."""
     quantized_bits: float
     """Bits per frozen weight of a layer in 4-bit quantization, including scales."""
+    quantizes_head: bool
+    """Whether the projection to logits is quantized too. Otherwise its frozen weight stays in 16 bits."""
+    dequantized_copies: float
+    """Copies in 16 bits of a weight that is dequantized for a product."""
     attention: tuple[AttentionChoice, ...]
     """Attention libraries in the order in which they are tried. Empty if attention is two products around a softmax."""
     flash: tuple[AttentionChoice, ...]

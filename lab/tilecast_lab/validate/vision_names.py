@@ -169,7 +169,7 @@ def _read_mmaction(name: str, row: Row) -> Table | None:
         clips, frames = int(clip[3] or 1) if clip else 8, 1 if flow or not clip else int(clip[1])
         frames = int(stated[1]) if (stated := _FRAMES.search(notes)) else clips * frames
         resnet = _resnet(depth[1] if depth else "50")
-        moves = {"shifts": kind in _SHIFTED, "interlaces": kind == "tin"}
+        moves = {"shifts": kind in _SHIFTED, "interlaces": kind == "tin", "temporal_pyramid": kind == "tpn_tsm"}
         return {"family": "resnet", **table, **resnet, "frames": frames, **moves}
     if not clip:
         return None
@@ -200,15 +200,19 @@ _SIZES: Mapping[str, tuple[float, float]] = {
 """Depth and width of a variant, over those of the large one (configurations of MMYOLO)."""
 _YOLOS: Mapping[str, Table] = {
     "yolov5": {"anchors": 3},
-    "yolov6": {"blocks": [6, 12, 18, 6], "branched": True, "towers": 1, "neck_share": 0.5},
+    "yolov6": {"blocks": [6, 12, 18, 6], "branched": True, "towers": 1, "neck_share": 0.5, "candidates": 13},
     "yolov8": {"blocks": [3, 6, 6, 3], "dense_joins": True, "towers": 2, "box_values": 64},
     "yolox": {"blocks": [3, 9, 9, 3], "towers": 2, "tower_width": 256},
     "rtmdet": {"blocks": [3, 6, 6, 3], "kernel": 5, "towers": 2, "tower_width": 256},
-    "ppyoloe+": {"blocks": [3, 6, 6, 3], "branched": True, "towers": 1, "box_values": 68, "neck_share": 0.75},
+    "ppyoloe+": {
+        "blocks": [3, 6, 6, 3], "branched": True, "towers": 1, "box_values": 68, "neck_share": 0.75, "candidates": 13
+    },
 }  # fmt: skip
 _YOLO = re.compile(r"(yolov5|yolov6|yolov8|yolox|rtmdet|ppyoloe\+) ?-(tiny|[ntsmlx])\b\S* (\d+)\b")
 _RESIZED: Mapping[str, int] = {"yolox": 800, "ppyoloe+": 768}
 """Side of the largest batch, of detectors whose batches are resized at random (BatchSyncRandomResize)."""
+_DOTA_BOXES = 2000
+"""Objects of the fullest aerial image of 1024 pixels ("more than 2000": Chasel-Tsui/mmrotate-dcfl, issue 28)."""
 _YOLOV8_CHANNELS: Mapping[str, int] = {"m": 768, "l": 512, "x": 512}
 
 
@@ -225,6 +229,8 @@ def _read_mmyolo(name: str, row: Row) -> Table | None:
     table["prototypes"] = "instance-seg" in words
     table["keypoints"] = 17 if "pose" in words else 0
     table["classes"] = 20 if " voc" in words else 15 if " dota" in words else 1 if "pose" in words else 80
+    if " dota" in words:
+        table["largest_boxes"] = _DOTA_BOXES
     if largest := _RESIZED.get(kind):
         table |= {"largest_image": max(largest, image), "largest_image_width": max(largest, image)}
     if kind == "yolov8":

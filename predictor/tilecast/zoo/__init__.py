@@ -38,6 +38,7 @@ from tilecast.spec import (
     distinct_rows,
 )
 from tilecast.zoo import hybrid, towers, traced
+from tilecast.zoo.adapters import count_quantized_head
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
@@ -252,12 +253,16 @@ class ShardedGraph:
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
         """Return the mean number of bytes of a frozen weight in the fullest stage, (n,).
 
-        Weights of layers may be quantized. All others have the type of activations.
+        Weights of layers may be quantized, and that of the projection to logits. All others have the type of
+        activations.
         """
         whole = 2.0 if workload.is_mixed else 4.0
         if workload.frozen_bits == 16:
             return np.full(len(plans), whole)
         share = self.layer_parameter_fraction(plans)
+        if head := count_quantized_head(workload):
+            everything = self.sum_fullest_stage("parameters", plans)
+            share = np.minimum(share + head / plans.tensor / np.maximum(everything, 1.0), 1.0)
         quantized = frameworks.frozen_weight_bits(workload) / 8.0
         return np.asarray(share * quantized + (1.0 - share) * whole)
 

@@ -11,6 +11,7 @@ from tilecast import frameworks
 from tilecast.graph import Op
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Linear, Sublayer
 
@@ -64,6 +65,33 @@ def _emit_int8_kernels(numerics: Numerics, item: Linear) -> list[Op]:
             layers.memory_pass(f"{item.name}.dequantize", vector, weight, 1.0 + element, 2 * element, "backward")
         )
     return ops
+
+
+def dequantize_head(workload: Workload, elements: Floats) -> list[Op]:
+    """Return the kernels that a quantized weight of the projection to logits needs, of `elements` on each shard, (S,).
+
+    If no weight is quantized, the list is empty.
+    """
+    if not elements.any():
+        return []
+    numerics, width = Numerics.from_workload(workload), frameworks.frozen_weight_bits(workload) / 8
+    return [
+        layers.memory_pass("head.dequantize", numerics.vector, elements, width, numerics.element, phase)
+        for phase in numerics.phases
+    ]
+
+
+def count_quantized_head(workload: Workload) -> float:
+    """Return the number of elements in the weight that projects to logits, or 0 if it is not quantized or not its own.
+
+    Heads that classify are small and are left out.
+    """
+    model, framework = workload.model, frameworks.find_framework(workload)
+    dims = model.dimensions
+    if workload.frozen_bits >= 8 or not framework.quantizes_head or not isinstance(dims, Transformer) or dims.classes:
+        return 0.0
+    has_weight = not model.tied_embeddings or framework.unties_embeddings
+    return float(model.vocab * model.hidden) if has_weight else 0.0
 
 
 def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats:

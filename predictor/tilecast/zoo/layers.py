@@ -310,14 +310,15 @@ CHAINS: Mapping[Composed, KernelChain] = {
     "channelnorm": KernelChain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
     "gelu": _GELU,
     "tanh-gelu": _GELU,
+    "hard-swish": KernelChain((5.0, 4.0, 4), (9.0, 5.0, 5), wide=False),
     "dropout": KernelChain((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
 }
 """Operators that a framework may compose of element-wise kernels, counted from the formulas and their derivatives.
 
 Layer and channel norm: mean, squared difference, its mean, product, sum (TensorFlow, nn_impl.py: moments,
 batch_normalization). RMS norm: conversion, square, mean, product, conversion, product with the weight (Hugging Face,
-LlamaRMSNorm). GELU in its tanh form: power, product, sum, product, tanh, sum, product, product. Dropout: draw in FP32,
-compare, convert, scale, multiply.
+LlamaRMSNorm). GELU in its tanh form: power, product, sum, product, tanh, sum, product, product. Hard swish: sum, clip,
+product, quotient (MMCV, HSwish). Dropout: draw in FP32, compare, convert, scale, multiply.
 """
 
 

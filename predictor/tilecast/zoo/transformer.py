@@ -22,7 +22,14 @@ from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
 from tilecast.layout import parse_layout
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
-from tilecast.zoo.adapters import build_adapters, count_dropout_bytes, dequantize_weights, largest_quantized_weight
+from tilecast.zoo.adapters import (
+    build_adapters,
+    count_dropout_bytes,
+    count_quantized_head,
+    dequantize_head,
+    dequantize_weights,
+    largest_quantized_weight,
+)
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.mlp import build_expert_mlp, build_mlp, count_launches
 from tilecast.zoo.numerics import Numerics
@@ -241,7 +248,8 @@ def build_layer(
         if workload.frozen_bits < 16:
             calls = count_launches(workload, np.maximum(experts / rank.expert, 1.0))
             ops += tuple(dequantize_weights(workload, parts, calls))
-            copied = numerics.element * largest_quantized_weight(parts, calls)
+            copies = frameworks.find_framework(workload).dequantized_copies
+            copied = copies * numerics.element * largest_quantized_weight(parts, calls)
     if workload.lora_rank and workload.training and frameworks.find_framework(workload).adapter_dropout:
         parts.append(Sublayer.from_kept_bytes(count_dropout_bytes(workload, whole.linears)))
     if numerics.frozen_input:
@@ -330,8 +338,8 @@ def _build_head(workload: Workload, rank: RankSizes) -> Block:
     """
     model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
-    classes = dims.classes
-    scores_all = model.family == "encoder" and frameworks.find_framework(workload).scores_all_tokens
+    classes, framework = dims.classes, frameworks.find_framework(workload)
+    scores_all = model.family == "encoder" and framework.scores_all_tokens
     rows = rank.micro_batch if classes else rank.tokens * (1.0 if scores_all else dims.head_share)
     scored = model.vocab if dims.head_vocab is None else dims.head_vocab
     vocab = classes * np.ones_like(t) if classes else scored / t
@@ -349,13 +357,15 @@ def _build_head(workload: Workload, rank: RankSizes) -> Block:
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True)
         parameters = parameters + h * h + h + 2 * h + 2
     ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab)
+    quantized = count_quantized_head(workload) / t
+    ops += dequantize_head(workload, quantized)
     if dims.capped_logits:
         ops += layers.pointwise("head.cap", numerics, rows * vocab, kernels=3, backward=(1.0, 1.0))
     if workload.training:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:
         parameters = parameters + classes * h + classes
-    elif not model.tied_embeddings or frameworks.find_framework(workload).unties_embeddings:
+    elif not model.tied_embeddings or framework.unties_embeddings:
         parameters = parameters + model.vocab * h / t
     # Trainer.compute_loss drops the model's outputs. Decoders shift their logits first, which copies them.
     logit_bytes, logit_working = layers.logit_bytes(numerics, returned=not scores_all)
@@ -368,5 +378,5 @@ def _build_head(workload: Workload, rank: RankSizes) -> Block:
     collectives = (CollectiveCall("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
     return build_uniform_block(
         "head", len(t), ops, parameters, activation_bytes, frozen=numerics.frozen, collectives=collectives,
-        working_bytes=logit_working * rows * vocab,
+        working_bytes=logit_working * rows * vocab + e * framework.dequantized_copies * quantized,
     )  # fmt: skip

@@ -238,10 +238,10 @@ class NetworkBuilder:
             name = f"{name}.bias-gradient"
             self.ops += layers.elementwise(name, self.numerics, self.elements, 1, 0, phase="backward")
 
-    def add_channel_norm(self) -> None:
+    def add_channel_norm(self, *, keeps_input: bool = True) -> None:
         """Add a batch or instance norm. If `fixed_norms`, add a fixed scale and offset per channel.
 
-        The gradients of a fixed norm do not need its input.
+        The gradients of a fixed norm do not need its input. If not `keeps_input`, another branch already keeps it.
         """
         self.parameters += 2 * self.channels
         if self.fixed_norms:
@@ -249,7 +249,8 @@ class NetworkBuilder:
             offset = layers.elementwise("offset", self.numerics, self.elements, 1.0, 1.0)
             self.ops += layers.drop_when_fused("elementwise", offset)
             return
-        self.keep_elements(self.elements)
+        if keeps_input:
+            self.keep_elements(self.elements)
         if not self.flat and self.numerics.promotes and "channelnorm" in self.numerics.composed:
             # A mean is in FP32, and so is what follows it up to the next convolution (TensorFlow,
             # core/grappler/optimizers/auto_mixed_precision.cc: the deny set is propagated forward).
@@ -270,14 +271,21 @@ class NetworkBuilder:
         """Add an activation in place, or no operator if `activation` is "none".
 
         The gradient of ReLU needs only its output, which the next layer saves. For activations in `_SMOOTH`, the input
-        is saved too.
+        is saved too. For a hard swish of several kernels, the clipped sum that multiplies the input is also saved.
         """
         if activation == "none":
             return
         if activation in _SMOOTH:
             self.keep_elements(self.elements)
+        if activation == "hard-swish" and activation in self.numerics.composed:
+            self._add_composed_swish()
+            return
         fusing: PassName = "batchnorm" if self.follows_norm else "elementwise"
         self.ops += layers.drop_when_fused(fusing, layers.pointwise(activation, self._vector_numerics, self.elements))
+
+    def _add_composed_swish(self) -> None:
+        self.keep_elements(self.elements)
+        self.add_pointwise("hard-swish", kind="hard-swish")
 
     def add_branch(self) -> None:
         """Add the sum of the current tensor and a branch of equal shape and, in the backward pass, of their gradients.

@@ -21,15 +21,14 @@ from tilecast.zoo.cnn.images import Images
 _STAGES = (64, 128, 256, 512, 1024)
 _LARGE_STAGES = (64, 128, 256, 512, 768, 1024)
 """Channels of the stem and of each stage at width 1. The second tuple is for networks with large images."""
-_OBJECTS = 100
-"""Objects per image to which all images of a COCO batch are padded, the most of any image in it."""
 _COMPARED = 8
 """Numbers per pair of pixel and object that the assignment holds in memory."""
-_ALIGNED = 22
-"""Like `_COMPARED`, for task-aligned assignment over a whole batch.
+_ALIGNED = 6
+"""Like `_COMPARED`, for task-aligned assignment over a whole batch, besides one row of two numbers per candidate.
 
-They are both boxes, their corners and sizes, overlaps, scores, ranks and masks (mmyolo,
-assigners/batch_task_aligned_assigner.py). Memory peaks of YOLOv6, YOLOv8 and PP-YOLOE show 21 to 24.
+A row marks the pixel of one candidate among all pixels, in integers of 8 bytes. When the rows are added, overlaps,
+alignments with and without the pixels inside boxes, these pixels and the sum are alive too (mmyolo,
+assigners/batch_task_aligned_assigner.py).
 """
 _MASKS = 600
 """Pixels per image to which an object is assigned, over all levels and anchors."""
@@ -71,6 +70,10 @@ class CspDetector(Images):
     """Whether masks are combinations of prototypes (YOLACT)."""
     keypoints: int = 0
     """Number of body keypoints that are predicted, or 0."""
+    largest_boxes: int = 100
+    """Objects to which all images of a batch are padded for the assignment, the most of any image. COCO has 100."""
+    candidates: int = 10
+    """Pixels among which task-aligned assignment chooses for each object."""
     classes: int = 80
 
 
@@ -124,7 +127,7 @@ def _add_conv(net: NetworkBuilder, dims: CspDetector, out: int, kernel: int, str
         net.add_conv_norm_act(out, 1, stride, activation="none")
         net.add_branch()
         if leave == entry:
-            net.add_channel_norm()
+            net.add_channel_norm(keeps_input=False)
             net.add_branch()
         net.add_activation("silu" if dims.partial else "relu")
     else:
@@ -212,8 +215,8 @@ def _assign_objects(net: NetworkBuilder, dims: CspDetector, levels: list[Shape])
     """
     if dims.towers:
         pixels = sum(float(size[1] * size[2]) for _, size in levels)
-        numbers = _COMPARED if dims.tower_width else _ALIGNED
-        net.raise_peak(net.batch * pixels * _OBJECTS * numbers * 4.0 / net.numerics.element)
+        numbers = _COMPARED if dims.tower_width else _ALIGNED + 2 * dims.candidates
+        net.raise_peak(net.batch * pixels * dims.largest_boxes * numbers * 4.0 / net.numerics.element)
     if dims.prototypes:
         masks = net.batch * _MASKS * (dims.image / 4) ** 2
         net.raise_peak(2 * masks * 4.0 / net.numerics.element)

@@ -16,7 +16,7 @@ from tilecast.graph import Block, CollectiveCall, Shards
 from tilecast.model import numbered_field
 from tilecast.spec import Workload
 from tilecast.zoo import layers
-from tilecast.zoo.cnn.builder import NetworkBuilder
+from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import build_uniform_block
@@ -67,6 +67,8 @@ class ResNet(ResidualStages):
     """Whether the stem is one 3x3 convolution without pooling, for images of 32 pixels."""
     frames: int = 1
     """Number of images per sample, a video, over which the class scores are averaged (TSN, arXiv 1608.00859)."""
+    temporal_pyramid: bool = False
+    """Whether a temporal pyramid joins the last two stages before the classifier (TPN, arXiv 2004.03548)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -85,9 +87,51 @@ def build_resnet(net: NetworkBuilder, dims: ResNet) -> None:
     """Build a ResNet: a stem, four stages and a classifier."""
     net.batch = net.batch * dims.frames
     add_stem(net, small=dims.small_stem)
+    features = []
     for number in range(1, 5):
         add_stage(net, dims, number)
+        features.append(net.shape)
+    if dims.temporal_pyramid:
+        _add_temporal_pyramid(net, features[2], dims.classes)
     net.add_classifier_head(dims.classes)
+
+
+_PYRAMID_FRAMES = 8.0
+"""Images over which a temporal pyramid takes the maximum (mmaction2, configs/_base_/models/tpn_tsm_r50.py)."""
+_PYRAMID_GROUPS = 32
+"""Groups of its convolutions on single levels."""
+
+
+def _add_temporal_pyramid(net: NetworkBuilder, early: Shape, classes: int) -> None:
+    """Add the temporal pyramid over features of the shape `early` and the current tensor, and its own classifier.
+
+    The earlier features get the shape of the later ones. Each level is convolved over time, here priced over the
+    height, and the maximum over time is taken. What follows has few pixels: two fusions of the levels, with an exchange
+    between them, and one fusion of both results (mmaction2, models/necks/tpn.py).
+    """
+    late = net.shape
+    net.keep_output()
+    net.continue_from(early)
+    net.add_conv_norm_act(late[0], 3, 2)
+    net.keep_output()
+    net.add_classifier_head(classes, dropout=True)
+    net.continue_from(early)
+    net.add_conv_norm_act(late[0], 3, 2)
+    for is_kept in (False, True):
+        net.shape, net.is_kept = late, is_kept
+        net.add_conv(late[0] // 2, (3, 1), groups=_PYRAMID_GROUPS)
+        net.keep_output()
+        net.add_pointwise("pool", writes=1 / _PYRAMID_FRAMES, absorbed=False, backward=(1 / _PYRAMID_FRAMES, 1.0))
+    net.batch = net.batch / _PYRAMID_FRAMES
+    net.add_conv(late[0] // 2, (3, 1))
+    for _ in range(2):
+        for _ in range(2):
+            net.channels = late[0] // 2
+            net.add_conv_norm_act(late[0] // 2, 1, groups=_PYRAMID_GROUPS)
+        net.add_concatenation(late[0])
+        net.add_conv_norm_act(late[0], 1)
+    net.add_concatenation(2 * late[0])
+    net.add_conv_norm_act(late[0], 1)
 
 
 def add_stem(net: NetworkBuilder, *, small: bool = False, deep: bool = False) -> None:
