@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tilecast.learning.calibration import Calibration, GroupKey, Run, fit_calibration, name_group
-from tilecast.planner.problem import JobOption, PoolCapacity
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, mark_as_running
 
 Place: TypeAlias = tuple[str, int]
 REPORT_S = 600.0
@@ -111,12 +111,11 @@ class State:
         place = self.place[job].pool, self.place[job].gpus
         return self.now >= self.running[job] + self.arrivals[job].seconds[place]
 
-    def left(self, job: int) -> float:
-        """Return the forecast seconds that a running job has left; a job that outran its forecast has a little left."""
-        option = self.place[job]
+    def remaining(self, job: int) -> JobOption:
+        """Return the option of a running job for the rest of its run, as an operator forecasts it."""
+        option, ran_s = self.place[job], self.now - self.running[job]
         if self.learner is not None and job in self.learner.reported:
-            place = option.pool, option.gpus
-            run = self.arrivals[job].runs[place]
-            forecast_s = next(item.seconds for item in self.arrivals[job].options if (item.pool, item.gpus) == place)
-            return max(forecast_s * run.observed_s / run.predicted_s - (self.now - self.running[job]), 1.0)
-        return max(option.seconds - (self.now - self.running[job]), 0.02 * option.seconds)
+            whole_s = self.arrivals[job].seconds[option.pool, option.gpus]
+            return scaled(option, max(whole_s - ran_s, 1.0))
+        place = option.pool, option.gpus
+        return mark_as_running(QueuedJob(str(job), (option,), present=place), ran_s).options[0]

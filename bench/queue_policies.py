@@ -90,7 +90,11 @@ def earliest(state: State, job: int) -> None:
 
     def ends(option: JobOption) -> float:
         pool = next(item for item in state.pools if item.name == option.pool)
-        here = [(state.left(one), state.place[one].gpus) for one in state.running if state.place[one].pool == pool.name]
+        here = [
+            (state.remaining(one).seconds, state.place[one].gpus)
+            for one in state.running
+            if state.place[one].pool == pool.name
+        ]
         queue = [state.place[one] for one in state.waiting if one != job and state.place[one].pool == pool.name]
         here += [(item.seconds, item.gpus) for item in queue]
         tasks = PoolTasks([gpus for _, gpus in here] + [option.gpus], [left for left, _ in here] + [option.seconds])
@@ -103,10 +107,8 @@ def planned(state: State, job: int) -> None:
     state.learn(state.running)
     jobs = []
     for one in state.running:
-        option = state.place[one]
-        ratio = state.left(one) / option.seconds
-        rest = replace(option, seconds=option.seconds * ratio, cost=(option.cost or 0.0) * ratio)
-        present = option.pool, option.gpus
+        rest = state.remaining(one)
+        present = rest.pool, rest.gpus
         jobs.append(
             QueuedJob(str(one), (rest,), state.arrivals[one].at_s - state.now, present=present, is_running=True)
         )

@@ -1,6 +1,6 @@
 """Coverage of the ranges of start estimates on a real control plane with Kueue.
 
-python bench/queue_starts_cluster.py DATA [--seeds 100-109] [--jobs 60] [--median-s 40]
+python bench/queue_starts_cluster.py DATA [--seeds 100-109] [--jobs 60] [--median-s 40] [--csv FILE]
 
 etcd, the API server, Kueue, the scheduler and the operator are real; kwok ends each pod after the time that it takes on
 the GPU that it got. Each seed is a ClusterQueue of its own with 4 T4 and 6 H100, on nodes that all seeds share, so that
@@ -10,12 +10,14 @@ them by its plan (`queue.enabled`, `jobs.place`) and writes start estimates into
 
 True run times are forecasts times deviations drawn from those of published rows, as in `queue_starts.py`: in even
 seeds each kind of job deviates on each pool by itself, in odd seeds all share the mean of one source. A start holds if
-the time at which Kueue admitted the Workload is in the range, by whole seconds as the API server writes them.
+the time at which Kueue admitted the Workload is in the range, by whole seconds as the API server writes them. `--csv`
+writes a row for each, with times in seconds since the jobs were created.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import sys
@@ -67,7 +69,7 @@ OPERATOR = {
 }  # fmt: skip
 PATIENCE = 6.0
 """Factor by which the operator may decide later on a busy machine."""
-WAIT_S = 240
+WAIT_S = 480
 POLL_S = 3.0
 
 
@@ -232,8 +234,11 @@ def lags(cluster: Cluster, lag_s: float) -> list[float]:
 
 def measure(
     known: Published, seeds: Sequence[int], count: int, median_s: float, lag_s: float, end_s: float
-) -> list[bool]:
-    """Return of every start with an estimate whether its range holds it. Print a line for each seed."""
+) -> list[tuple[str, float, float, float, float, float]]:
+    """Return each job with an estimate, when it was read, the estimate with its range, and the start.
+
+    Print a line for each seed. Times are in seconds since the jobs were created.
+    """
     every_node = cluster_nodes(len(seeds))
     steps_s = forecast_steps(every_node)
     drawn = {seed: draw_jobs(known, steps_s, seed, count, median_s, lag_s) for seed in seeds}
@@ -257,7 +262,7 @@ def measure(
                 start = wait_for(lambda: admissions(cluster), "all starts", end_s)
                 late = lags(cluster, lag_s)
                 print(f"jobs held their GPUs longer than planned by {np.median(late):.1f} s (median)", flush=True)
-    held = list[bool]()
+    rows = list[tuple[str, float, float, float, float, float]]()
     for seed in seeds:
         names = [name for name in said if name.startswith(f"s{seed}-")]
         some = [said[name][1] <= start[name] <= said[name][2] for name in names]
@@ -268,8 +273,8 @@ def measure(
             f"seed {seed} ({'shared' if seed % 2 else 'own'}): {sum(some)} of {len(some)} in range, {early} earlier, "
             f"{near} within a second; start over estimate, median {np.median(ratios or [math.nan]):.2f}", flush=True,
         )  # fmt: skip
-        held += some
-    return held
+        rows += [(name, *(at - began for at in (read_at, *said[name], start[name]))) for name in names]
+    return rows
 
 
 def main() -> None:
@@ -280,10 +285,15 @@ def main() -> None:
     parser.add_argument("--median-s", type=float, default=40.0, help="median run time on the faster GPU")
     parser.add_argument("--lag-s", type=float, default=0.0, help="seconds of the control plane, taken off run times")
     parser.add_argument("--end-s", type=float, default=1500.0, help="most seconds until the last start")
+    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     first, last = map(int, options.seeds.split("-"))
     known = read_published(options.data, ["h100-sxm", "t4"])
-    held = measure(known, range(first, last + 1), options.jobs, options.median_s, options.lag_s, options.end_s)
+    rows = measure(known, range(first, last + 1), options.jobs, options.median_s, options.lag_s, options.end_s)
+    if options.csv:
+        with options.csv.open("w", newline="") as out:
+            csv.writer(out).writerows([("job", "read_s", "estimate_s", "earliest_s", "latest_s", "start_s"), *rows])
+    held = [low <= start <= high for *_, low, high, start in rows]
     print(f"{last - first + 1} seeds: {np.mean(held):.1%} of {len(held)} starts in their ranges")
 
 

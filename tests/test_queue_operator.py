@@ -29,6 +29,7 @@ from tilecast_operator import queue_rows
 from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.free_gpus import FreeGpus
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.times import format_time
 from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
 from tilecast_operator.report import queue_advice
 from tilecast_operator.settings import Settings, from_environment
@@ -428,6 +429,25 @@ def test_a_run_is_kept_while_it_hardly_differs() -> None:
     for target, is_kept in ((1040.0, True), (1100.0, False)):
         now = before.model_copy(update={"run_seconds": run(target)})
         assert (queue_advice._keep_times(now, before, NOW_S) == before) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("earliest_s", "latest_s", "shift_s", "is_kept"),
+    [(80, 140, 4, True), (80, 140, 30, False), (1000, 9000, 55, True), (100, 100, 55, True), (1000, 9000, 900, False)],
+)
+def test_a_start_is_kept_while_it_moves_little_in_its_range(
+    earliest_s: float, latest_s: float, shift_s: float, is_kept: bool
+) -> None:
+    def position(shift_s: float) -> QueuePosition:
+        earliest, start, latest = (
+            format_time(NOW_S + at + shift_s) for at in (earliest_s, (earliest_s + latest_s) / 2, latest_s)
+        )
+        return QueuePosition(
+            pool="fast", gpus=1, position=1, reason="", start=start, earliest_start=earliest, latest_start=latest
+        )
+
+    before = position(0.0)
+    assert (queue_advice._keep_times(position(shift_s), before, NOW_S) == before) is is_kept
 
 
 def run(target: float) -> RunSeconds:

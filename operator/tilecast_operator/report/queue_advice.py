@@ -31,6 +31,11 @@ SHIFT = 0.1
 
 Forecasts are not more exact. So the passing of time alone writes nothing.
 """
+RANGE_SHIFT, LEAST_RANGE_SHIFT_S = 0.1, 5.0
+"""Least change of a shown start with a range, as a share of the range's width, and in seconds.
+
+A start that was kept for longer would leave its range in a queue of short jobs.
+"""
 SAME = 0.05
 """Largest relative difference of a plan's numbers that count as equal. For numbers below 1, it is absolute."""
 EXACT = 10
@@ -174,7 +179,8 @@ def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: fl
     kept = dict[str, Any]()
     if _is_near_time(before.finish, position.finish, now_s):
         kept["finish"] = before.finish
-    if all(_is_near_time(getattr(before, name), getattr(position, name), now_s) for name in _STARTS):
+    most_s = _find_most_shift_s(position)
+    if all(_is_near_time(getattr(before, name), getattr(position, name), now_s, most_s) for name in _STARTS):
         kept |= {name: getattr(before, name) for name in _STARTS}
     if position.position == 0 or _is_near_run(before.run_seconds, position.run_seconds):
         kept["run_seconds"] = before.run_seconds
@@ -187,12 +193,27 @@ _STARTS = ("start", "earliest_start", "latest_start")
 """Fields of a position with its start and the range of its start."""
 
 
-def _is_near_time(before: str | None, time: str | None, now_s: float) -> bool:
-    """Return whether two times differ by less than the error of forecasts, or are both unknown."""
+def _find_most_shift_s(position: QueuePosition) -> float:
+    """Return the seconds by which a kept start may be off. They are infinite if the start has no range."""
+    earliest_s, latest_s = parse_time(position.earliest_start), parse_time(position.latest_start)
+    if earliest_s is None or latest_s is None or latest_s <= earliest_s:
+        return math.inf
+    return max(RANGE_SHIFT * (latest_s - earliest_s), LEAST_RANGE_SHIFT_S)
+
+
+def _is_near_time(before: str | None, time: str | None, now_s: float, most_s: float = math.inf) -> bool:
+    """Return whether two times differ by less than forecasts can tell, or are both unknown.
+
+    Args:
+        before: The time that is shown.
+        time: The new time.
+        now_s: Unix time, in seconds.
+        most_s: Most seconds by which the times may differ.
+    """
     old_s, new_s = parse_time(before), parse_time(time)
     if old_s is None or new_s is None:
         return before == time
-    return abs(new_s - old_s) <= max(LEAST_SHIFT_S, SHIFT * (new_s - now_s))
+    return abs(new_s - old_s) <= min(max(LEAST_SHIFT_S, SHIFT * (new_s - now_s)), most_s)
 
 
 def _is_near_run(before: RunSeconds | None, run: RunSeconds | None) -> bool:
