@@ -22,6 +22,7 @@ from tilecast.nodes import PublishedDevice
 from tilecast.nodes.quantities import parse_gpu_count, parse_size
 from tilecast.spec import SpecError
 from tilecast_operator.objects.documents import POOL
+from tilecast_operator.objects.kinds import KINDS
 
 DRA = EXAMPLES / "dra"
 GPU = {"deviceClassName": "gpu.nvidia.com"}
@@ -226,6 +227,8 @@ async def test_the_operator_advises_by_claims_and_places_nothing() -> None:
     body["spec"]["template"] = given["spec"]["template"]
     body["spec"] |= {"parallelism": 2, "completions": 2, "suspend": True}
     members, _, slices = nodes.parse_objects((DRA / "nodes.yaml").read_text())
+    # Else the operator waits a minute for slices that the server counts and no watch shows.
+    store.counts[KINDS["ResourceSlice"].path()] = {"metadata": {}, "items": []}
     async with serving(store, replace(PLACING, read_resource_slices=True)) as running:
         for item in (*members, *slices):
             running.cache.put_object({**item, "metadata": {**item["metadata"], "uid": item["metadata"]["name"]}})

@@ -80,13 +80,10 @@ They are the framework's choice, its FlashAttention, two products around a softm
 in `constants.toml`.
 """
 MemoryFormat = Literal["contiguous", "channelsLast"]
-MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 """Layout of images in memory, by PyTorch's names: channel by channel (NCHW) or pixel by pixel (NHWC)."""
 GradientSync = Literal["allReduce", "parameterServer"]
-GRADIENT_SYNCS: tuple[GradientSync, ...] = get_args(GradientSync)
 """Ways to sum gradients over data-parallel ranks: among themselves, or by separate servers on the network."""
 ServerUpdates = Literal["synchronous", "asynchronous"]
-SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
 """Whether a parameter server waits for the gradients of all workers, or for none."""
 Schedule = Literal["1f1b", "interleaved", "zeroBubble", "interleavedZeroBubble", "zbv", "dualPipe", "dualPipeV"]
 PIPELINE_SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -96,17 +93,14 @@ SCHEDULE_CODES: Mapping[Schedule | None, int] = {name: code for code, name in en
 FOLDED_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualPipeV")
 """Schedules that run through the ranks and back, so that the first rank has both the first and the last piece."""
 ExpertDispatch = Literal["allToAll", "allGather", "deepEP", "hybridEP"]
-EXPERT_DISPATCHES: tuple[ExpertDispatch, ...] = get_args(ExpertDispatch)
 """Ways to send tokens to the ranks of their experts and back.
 
 In order: NCCL's grouped sends, a gather of all tokens, or DeepEP and HybridEP, which send a token once per node and
 once per rank.
 """
 ExpertOverlap = Literal["none", "microBatch"]
-EXPERT_OVERLAPS: tuple[ExpertOverlap, ...] = get_args(ExpertOverlap)
 """Computation during which tokens are sent to experts: none, or another micro-batch's (DualPipe, arXiv 2412.19437)."""
 Quantization = Literal["nf4", "int8"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """Types of frozen weights of layers, other than 16 bits.
 
 They are 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3) and 8-bit integers (LLM.int8(), arXiv 2208.07339).
