@@ -68,7 +68,7 @@ def cold(command: str) -> tuple[float, float, float]:
     The memory is the largest resident set of all children. From the second run on the bytecode is cached, as where
     pip installed the package.
     """
-    code = f"import sys; from tilecast.cli import main; sys.exit(main({command.split()!r}))"
+    words = [sys.executable, "-m", "tilecast", *command.split()]
 
     def spent() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -79,7 +79,7 @@ def cold(command: str) -> tuple[float, float, float]:
         variables = {**os.environ, "PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
         for _ in range(REPEATS):
             before, start = spent(), time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=variables)  # noqa: S603
+            subprocess.run(words, check=True, capture_output=True, env=variables)  # noqa: S603
             times.append((spent() - before, time.perf_counter() - start))
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
     return min(one[0] for one in times), min(one[1] for one in times), largest

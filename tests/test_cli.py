@@ -618,12 +618,32 @@ def test_a_manifest_keeps_its_program_and_its_arguments(tmp_path: Path, capsys: 
 @pytest.mark.slow
 def test_a_preset_on_gpus_imports_nothing_that_reads_files() -> None:
     advise = "advise bert-large --seq 512 --batch 256 --gpus h100-sxm:8"
-    readers = ("yaml", "tilecast.nodes", "tilecast.jobs", "tilecast.explain", "tilecast.perlayer")
+    readers = (
+        "yaml", "tilecast.nodes", "tilecast.jobs", "tilecast.explain", "tilecast.perlayer", "tilecast.logs",
+        "tilecast.api.advice",
+    )  # fmt: skip
     code = f"import sys; from tilecast.cli import main; main({advise.split()!r}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "tilecast.api.training_job" in loaded
     assert loaded.isdisjoint(readers), loaded.intersection(readers)
+
+
+@pytest.mark.slow
+def test_a_preset_on_gpus_parses_only_the_files_of_its_gpu_and_its_links() -> None:
+    advise = "advise llama-3.1-8b --seq 8192 --batch 128 --gpus h100-sxm:16"
+    code = f"""
+import sys, tomllib
+parsed, parse = [], tomllib.loads
+tomllib.loads = lambda text: parsed.append(text) or parse(text)
+from tilecast.cli import main
+main({advise.split()!r})
+print(*("sm_count =" in text for text in parsed), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    of_gpus = done.stderr.split()
+    assert 1 <= of_gpus.count("True") < 5, "one GPU, and a larger one where memory is short"
+    assert len(of_gpus) < 50, "the files of all GPUs and links are 96"
 
 
 def test_everything_that_is_missing_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.hardware import find_gpu, find_link, list_gpus, load_gpu, load_link, normalise_product, set_link_folder
+from tilecast.hardware import (
+    find_gpu,
+    find_link,
+    instances,
+    list_gpus,
+    list_links,
+    load_gpu,
+    load_link,
+    normalise_product,
+    set_link_folder,
+)
 from tilecast.spec import SpecError
 
 NAMES = [
@@ -92,6 +102,16 @@ def test_every_gpu_of_the_list_ships():
 def test_no_spelling_means_two_gpus():
     spellings = Counter(alias for gpu in list_gpus().values() for alias in set(gpu.aliases))
     assert {alias: count for alias, count in spellings.items() if count > 1} == {}
+
+
+def test_a_file_found_by_its_name_says_what_the_list_says():
+    assert {name: find_gpu(name) for name in list_gpus()} == list_gpus()
+    assert {name: find_link(name) for name in list_links()} == list_links()
+    assert [gpu.name for gpu in list_gpus().values()] == list(list_gpus())
+    assert all(link.name == name for name, link in list_links().items())
+    assert {name: instances.find_node_type(name.upper()) for name in instances.list_node_types()} == (
+        instances.list_node_types()
+    )
 
 
 @pytest.mark.parametrize(("spelling", "name"), SPELLINGS.items())

@@ -14,7 +14,6 @@ from datetime import date
 
 from tilecast import search
 from tilecast.advice import Advice, Offer
-from tilecast.api.advice import AdviceDocument
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.cli.screen import write_screen
@@ -24,7 +23,7 @@ from tilecast.inputs.pools import PoolOptions
 from tilecast.public.advising import AdviceInputs, AdviceResult, compute_advice, find_measured_offer
 from tilecast.render import launch as launched
 from tilecast.render.dialects import DIALECTS, write_dialect
-from tilecast.render.document import FORMATS, dump_document
+from tilecast.render.document import FORMATS, build_document, dump_document
 from tilecast.render.launch import LAUNCHERS, OwnCommand
 from tilecast.render.launch.setting import list_launch_settings
 from tilecast.render.risk import describe_risk
@@ -144,10 +143,8 @@ def _format_output(options: argparse.Namespace, inputs: AdviceInputs, result: Ad
         sections = [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"]
         return _format_html(advice, result.pools, sections, options.words)
     if extras and options.output in ("json", "yaml"):
-        return dump_document(
-            options.output,
-            AdviceDocument.from_advice(advice).document() | {extra.key: extra.document for extra in extras},
-        )
+        document = build_document(advice) | {extra.key: extra.document for extra in extras}
+        return dump_document(options.output, document)
     if best is not None and options.launch and options.output == "table":
         return "\n".join(extra.screen for extra in extras)
     screen = wide_text(advice) if options.output == "wide" else FORMATS[options.output](advice)

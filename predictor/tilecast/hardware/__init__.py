@@ -59,6 +59,7 @@ __all__ = [
     "find_link",
     "find_link_file",
     "find_mig_slice",
+    "list_gpu_names",
     "list_gpus",
     "list_links",
     "list_mig_profiles",
@@ -82,13 +83,34 @@ def load_gpu(path: Path | Traversable) -> Gpu:
 @cache
 def list_gpus() -> Mapping[str, Gpu]:
     """Return all GPUs that ship with Tilecast, by name."""
-    return {specifications.name: specifications.to_gpu() for specifications in _read_gpu_files()}
+    return {name: _load_shipped_gpu(name) for name in list_gpu_names()}
+
+
+def list_gpu_names() -> tuple[str, ...]:
+    """Return the names of all GPUs that ship with Tilecast, without reading their files."""
+    return _list_names("gpus")
 
 
 @cache
+def _list_names(folder: str) -> tuple[str, ...]:
+    """Return the names of the GPUs or the links that ship with Tilecast. Each is the name of its file in the folder."""
+    return tuple(path.name.removesuffix(".toml") for path in shipped.list_files("tilecast.hardware", folder))
+
+
+@cache
+def _load_shipped_gpu(name: str) -> Gpu:
+    return _read_gpu_file(name).to_gpu()
+
+
+@cache
+def _read_gpu_file(name: str) -> GpuFile:
+    """Return the content of the file of a GPU that ships with Tilecast."""
+    return read_specifications(files("tilecast.hardware").joinpath("gpus", f"{name}.toml"), GpuFile)
+
+
 def _read_gpu_files() -> tuple[GpuFile, ...]:
     """Return the contents of all GPU files that ship with Tilecast."""
-    return tuple(read_specifications(path, GpuFile) for path in shipped.list_files("tilecast.hardware", "gpus"))
+    return tuple(map(_read_gpu_file, list_gpu_names()))
 
 
 def complete_gpu(specifications: GpuFile) -> Gpu:
@@ -128,8 +150,20 @@ def _read_link_files(folder: str) -> Mapping[str, LinkFile]:
     if folder and not Path(folder).is_dir():
         raise SpecError(LINKS, f"{folder} is no folder", "name the folder that holds your link files")
     mine = sorted(Path(folder).glob("*.toml")) if folder else []
-    paths = (*shipped.list_files("tilecast.hardware", "links"), *mine)
-    return {item.name: item for item in (read_specifications(path, LinkFile) for path in paths)}
+    own = (read_specifications(path, LinkFile) for path in mine)
+    return {name: _read_link_file(name) for name in _list_names("links")} | {item.name: item for item in own}
+
+
+@cache
+def _read_link_file(name: str) -> LinkFile:
+    """Return the content of the file of a link that ships with Tilecast."""
+    return read_specifications(files("tilecast.hardware").joinpath("links", f"{name}.toml"), LinkFile)
+
+
+@cache
+def _load_shipped_link(name: str) -> Link:
+    link_file = _read_link_file(name)
+    return link_file.to_link({link_file.beyond: _load_shipped_link(link_file.beyond)} if link_file.beyond else {})
 
 
 @cache
@@ -155,7 +189,7 @@ def read_gpu_file(name: str) -> GpuFile:
     """
     gpu = find_gpu(name)
     shipped_name = gpu.sibling or gpu.name.partition(MIG_INFIX)[0]
-    gpu_file = next(item for item in _read_gpu_files() if item.name == shipped_name)
+    gpu_file = _read_gpu_file(shipped_name)
     return describe_board(gpu, gpu_file) if gpu.sibling else gpu_file
 
 
@@ -248,6 +282,8 @@ def find_gpu(name: str) -> Gpu:
     if cut:
         return find_mig_slice(find_gpu(whole), profile)
     key = normalise_product(name)
+    if key in list_gpu_names():
+        return _load_shipped_gpu(key)
     table = list_gpus()
     for gpu in table.values():
         if key in gpu.aliases:
@@ -288,4 +324,6 @@ def find_link(name: str) -> Link:
     Raises:
         SpecError: there is no such link.
     """
+    if not _link_folder and name in _list_names("links"):
+        return _load_shipped_link(name)
     return find_entry_by_name(list_links(), name, "link")

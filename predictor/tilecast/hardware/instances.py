@@ -43,19 +43,31 @@ class NodeType:
 @cache
 def list_node_types() -> Mapping[str, NodeType]:
     """Return all instance types that ship with Tilecast, by name."""
-    types: dict[str, NodeType] = {}
-    for table in _read_node_files().values():
-        for row in table.get("nodes", ()):
-            types[row["type"]] = NodeType(
-                row["type"],
-                row["gpu"],
-                row["gpus"],
-                _read_network(row),
-                row.get("price_per_hour"),
-                table["currency"],
-                row.get("any_size", False),
-            )
-    return types
+    return {name: _build_node_type(name) for name in _list_rows()}
+
+
+@cache
+def _list_rows() -> Mapping[str, dict[str, Any]]:
+    """Return the row of every instance type in the node files, with its currency, by name of the type."""
+    return {
+        row["type"]: {**row, "currency": table["currency"]}
+        for table in _read_node_files().values()
+        for row in table.get("nodes", ())
+    }
+
+
+@cache
+def _build_node_type(name: str) -> NodeType:
+    row = _list_rows()[name]
+    return NodeType(
+        name,
+        row["gpu"],
+        row["gpus"],
+        _read_network(row),
+        row.get("price_per_hour"),
+        row["currency"],
+        row.get("any_size", False),
+    )
 
 
 @cache
@@ -80,14 +92,15 @@ def find_node_type(name: str) -> NodeType | None:
 
     Azure's prefix `Standard_` can be left out.
     """
-    types, key = _index_types_by_name(), name.casefold()
-    return list_node_types().get(name) or types.get(key) or types.get(f"standard_{key}")
+    names, key = _index_names(), name.casefold()
+    found = name if name in _list_rows() else names.get(key) or names.get(f"standard_{key}")
+    return None if found is None else _build_node_type(found)
 
 
 @cache
-def _index_types_by_name() -> Mapping[str, NodeType]:
-    """Return all instance types by name in lower case."""
-    return {name.casefold(): kind for name, kind in list_node_types().items()}
+def _index_names() -> Mapping[str, str]:
+    """Return the names of all instance types by name in lower case."""
+    return {name.casefold(): name for name in _list_rows()}
 
 
 def add_gpus_to_machine(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
@@ -110,7 +123,8 @@ def find_usual_node_type(gpu: Gpu) -> NodeType | None:
     """
     most = find_default_gpus_per_node(gpu)
     network = find_default_network(gpu, most)
-    types = [kind for kind in list_node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
+    rows = _list_rows().items()
+    types = [_build_node_type(name) for name, row in rows if row["gpu"] == gpu.name and row["gpus"] <= most]
 
     def preference(kind: NodeType) -> tuple[int, bool, bool, float]:
         price = kind.price_per_hour

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, instances, list_gpus
+from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, instances, list_gpu_names
 from tilecast.hardware.boards import GIB
 from tilecast.spec import SpecError
 
@@ -53,8 +53,8 @@ def describe_short_names(text: str) -> str:
     parts: dict[str, None] = {}
     for item in text.split(","):
         short = _read_counts(item.partition("@")[0].strip()).name.casefold()
-        others = [name for name in sorted(list_gpus()) if name.startswith(f"{short}-")]
-        if not others or short in list_gpus() or instances.find_node_type(short) is not None:
+        others = [name for name in sorted(list_gpu_names()) if name.startswith(f"{short}-")]
+        if not others or short in list_gpu_names() or instances.find_node_type(short) is not None:
             continue
         gpu = _find_gpu(short)
         rest = ", ".join(name for name in others if name != gpu.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -17,8 +17,10 @@ from tilecast.hardware import Pool, find_gpu
 from tilecast.inputs import reading
 from tilecast.inputs.gpu_list import build_assumed_pool
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
-from tilecast.logs import LoggedRun, read_log
 from tilecast.spec import PartialPlan, SpecError
+
+if TYPE_CHECKING:
+    from tilecast.logs import LoggedRun
 
 _STEP = re.compile(r"(\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?) *(ms|s|min|)", re.ASCII)
 _UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
@@ -133,6 +135,8 @@ def _read_logged_run(head: str, name: str, field: str) -> UnresolvedRun:
     Raises:
         SpecError: the log cannot be read, the number of GPUs is unknown, or text and log contradict each other.
     """
+    from tilecast.logs import read_log
+
     log = read_log(name)
     where, _, plan = head.partition("/")
     if ":" in where:
@@ -151,6 +155,8 @@ def _read_log_without_pool(name: str) -> LoggedRun | None:
     """Return the run in a log. Return None if `name` is a JSON file of runs."""
     if not name or (name.endswith(".json") and not name.endswith("trainer_state.json")):
         return None
+    from tilecast.logs import read_log
+
     return read_log(name)
 
 

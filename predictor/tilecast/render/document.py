@@ -1,4 +1,7 @@
-"""Format advice for programs, as JSON, YAML or CSV."""
+"""Format advice for programs, as JSON, YAML or CSV.
+
+The schema of the document is imported inside a function, because a table does not need it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilecast.advice import Advice
-from tilecast.api.advice import AdviceDocument
 from tilecast.render.columns import format_csv
 from tilecast.render.table import advice_text
 
@@ -21,9 +23,16 @@ def dump_document(syntax: str, value: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(value), sort_keys=False)
 
 
+def build_document(advice: Advice) -> dict[str, Any]:
+    """Return the advice document, by key."""
+    from tilecast.api.advice import AdviceDocument
+
+    return AdviceDocument.from_advice(advice).document()
+
+
 def advice_json(advice: Advice) -> str:
     """Return the advice document as JSON text."""
-    return dump_document("json", AdviceDocument.from_advice(advice).document())
+    return dump_document("json", build_document(advice))
 
 
 def advice_csv(advice: Advice) -> str:
@@ -52,7 +61,7 @@ def advice_csv(advice: Advice) -> str:
 FORMATS: Mapping[str, Callable[[Advice], str]] = {
     "table": advice_text,
     "json": advice_json,
-    "yaml": lambda advice: dump_document("yaml", AdviceDocument.from_advice(advice).document()),
+    "yaml": lambda advice: dump_document("yaml", build_document(advice)),
     "csv": advice_csv,
 }
 """Formatting function of each output format of `tilecast advise`."""

@@ -26,7 +26,7 @@ from tilecast.advice.what_if.changes import (
 from tilecast.advice.what_if.wins import find_winning_price
 from tilecast.cost import price_of_1000_steps
 from tilecast.frameworks import FRAMEWORKS
-from tilecast.hardware import Pool, list_gpus
+from tilecast.hardware import Pool, find_gpu, list_gpu_names
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, PlanLimits
 from tilecast.spec import PartialPlan, Plans, Workload
@@ -299,7 +299,7 @@ def _suggest_memory_savings(request: Request, candidates: CandidatePlans, reject
         for length in (workload.sequence_length // part // TOKEN_MULTIPLE * TOKEN_MULTIPLE for part in (2, 4)):
             if length:
                 yield Change("training.sequenceLength", length, "fits", _describe_sequence_length(length, pool))
-    if 0 < over <= max(gpu.memory_bytes for gpu in list_gpus().values()):
+    if over > 0 and any(over <= find_gpu(name).memory_bytes for name in list_gpu_names()):
         yield describe_larger_memory(pool, over)
 
 
