@@ -50,7 +50,7 @@ def list_node_types() -> Mapping[str, NodeType]:
 def _list_rows() -> Mapping[str, dict[str, Any]]:
     """Return the row of every instance type in the node files, with its currency, by name of the type."""
     return {
-        row["type"]: {"currency": table["currency"], **row}
+        row["type"]: {**row, "currency": table["currency"]}
         for table in _read_node_files().values()
         for row in table.get("nodes", ())
     }
