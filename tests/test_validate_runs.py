@@ -112,6 +112,18 @@ def test_old_tensorflow_exchanges_gradients_over_grpc(framework: str, link: str)
     assert table.read_published_row(job).pool.inter == (find_link(link) if link else named)
 
 
+@pytest.mark.parametrize(
+    ("words", "link"),
+    [
+        ("Slingshot-11 without CXI hook (TCP-like)", "slingshot-tcp"),
+        ("Slingshot 11", "slingshot-4x200"),
+        ("TCP", "ethernet-100"),
+    ],
+)
+def test_sockets_over_slingshot_are_a_network_of_their_own(words: str, link: str) -> None:
+    assert network_link(words, find_gpu("a100-80"), 4).name == link
+
+
 def test_megatron_s_own_kernels_are_fused_and_tensorflow_s_compiler_is_xla() -> None:
     row = {**ROW, "fused_kernels": "0", "execution": "compiled"}
     assert table.read_published_row({**row, "framework": "Megatron-LM"}).workload.fused_kernels

@@ -73,8 +73,9 @@ def intra_link(text: str, gpu: Gpu) -> Link:
 
 
 _FABRICS: tuple[tuple[str, str], ...] = (
-    ("pods", "pod-tcp"), ("tcpxo", "gpudirect-tcpxo-8x200"), ("a3 mega", "gpudirect-tcpxo-8x200"),
-    ("tcpx", "gpudirect-tcpx-4x200"), ("sockets", "ethernet-10"), ("tcp", "ethernet-100"),
+    ("pods", "pod-tcp"), ("without cxi", "slingshot-tcp"), ("tcpxo", "gpudirect-tcpxo-8x200"),
+    ("a3 mega", "gpudirect-tcpxo-8x200"), ("tcpx", "gpudirect-tcpx-4x200"), ("sockets", "ethernet-10"),
+    ("tcp", "ethernet-100"),
     ("slingshot", "slingshot-4x200"), ("efa", "efa-400"), ("roce", "roce-1600"), ("omni-path", "omnipath-4x100"),
     ("edr", "infiniband-edr-4x100"), ("xdr", "infiniband-xdr-8x800"), ("ndr", "infiniband-ndr-8x400"),
     ("hdr", "infiniband-hdr-8x200"), ("ib 200", "infiniband-hdr-8x200"), ("infiniband", "infiniband-hdr-8x200"),

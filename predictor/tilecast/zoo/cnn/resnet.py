@@ -223,6 +223,7 @@ def add_deformable_sampling(net: NetworkBuilder, stride: int) -> None:
     entry = net.shape
     net.continue_from(entry)
     net.add_conv(2 * _WINDOW, 3, stride, bias=True)
+    net.keep_output()
     samples = net.batch * (entry[0] * _WINDOW * net.size[1] * net.size[2])
     net.shape = entry
     sectors = constants.shipped_constants().kernels.sector_bytes / net.numerics.element
