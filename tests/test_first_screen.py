@@ -38,6 +38,12 @@ def test_the_screen_has_the_speed_of_a_gpu_and_its_mfu() -> None:
     assert "SAMPLES/S/GPU" in images and "TOK/S/GPU" not in images
 
 
+@pytest.mark.parametrize(("name", "start"), [("gpt2", "gpt2  124M"), ("nightly", "nightly  gpt2  124M")])
+def test_a_job_named_as_its_model_has_the_name_once(name: str, start: str) -> None:
+    request = Request(name, Workload(zoo.find_preset("gpt2"), 1024, 64))
+    assert advice_text(advise(request, parse_gpu_list("l4:1"))).startswith(f"{start} parameters")
+
+
 def test_digests_and_counts_are_for_the_wide_screen() -> None:
     advice = advise(Request("x", LLAMA), POOLS)
     for text in (advice.inputs_hash, "plans priced", advice.provenance.model_version):

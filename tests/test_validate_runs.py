@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from tilecast import constants
+from tilecast.advice import Request
+from tilecast.advice.choose import choose_plan
+from tilecast.advice.pricing import find_candidates
 from tilecast.cli import main
 from tilecast.hardware import find_gpu, find_link
+from tilecast.spec import Plans
 from tilecast.step import PARTS
 from tilecast.validate.cells import REASONS, Row
 from tilecast.validate.reading import read_version
@@ -487,16 +491,38 @@ def test_every_gpu_of_the_tables_is_known() -> None:
 
 @pytest.mark.data
 def test_plans_are_ranked_as_measured() -> None:
-    """When the limits were set, Kendall tau was 0.87, and the top-1 regret over 47 groups of plans 2.7 %.
+    """When the limits were set, Kendall tau was 0.88, and the top-1 regret over 47 groups of plans 1.8 %.
 
-    That regret is for the order of advice; by the forecast alone it was 5.0 %.
+    That regret is for the order of advice; by the forecast alone it was 3.9 %.
     """
     scored = scores.score_forecasts(*forecast("vtrain_dev.csv"))
     tau, regret, groups = rank_plans(scored.rows, scored.predicted_s, scored.measured_s)
     assert groups >= 40
     assert tau > 0.84
-    assert regret < 0.06
+    assert regret <= 0.04
     assert rank_plans(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)[1] < 0.03
+
+
+@pytest.mark.data
+def test_the_choice_of_advice_among_measured_plans_is_near_the_fastest() -> None:
+    """The choice was 2.7 % behind over 47 groups, without the rules on plans that practitioners use.
+
+    Those rules (`keep_sensible_plans`) replicate small models, though vTrain measured no plan with whole batches.
+    """
+    rows, forecasts = forecast("vtrain_dev.csv")
+    regrets = []
+    for group in runs.prepare(rows)[0]:
+        measured_s = {forecasts[one.index].plan: float(rows[one.index]["step_time_s_derived"]) for one in group.members}
+        plans = [plan for plan in measured_s if plan is not None]
+        if len(plans) < 4:
+            continue
+        request = Request("group", group.workload)
+        candidates = find_candidates(request, group.pool, only_plans=Plans.from_plans(*plans))
+        choice = choose_plan(request, candidates, candidates.fits)
+        assert choice is not None
+        regrets.append(measured_s[candidates.plans.row(choice.row)] / min(measured_s.values()) - 1)
+    assert len(regrets) >= 40
+    assert sum(regrets) / len(regrets) <= 0.03
 
 
 @pytest.mark.data

@@ -80,7 +80,10 @@ def wrap_text(head: str, text: str) -> list[str]:
 
 
 def advice_headline(advice: Advice) -> str:
-    """Return a text line with the job's name, model, parameters, precision, batch and objective."""
+    """Return a text line with the job's name, model, parameters, precision, batch and objective.
+
+    A job that is named as its model has the name once.
+    """
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     amount = workload.tokens_per_step
@@ -89,7 +92,8 @@ def advice_headline(advice: Advice) -> str:
     size = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     planned = advice.best.workload if advice.best else workload
     steps = [] if planned.steps is None else [format_step_count(planned.steps)]
-    head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch, *steps)
+    names = dict.fromkeys((advice.request.name, workload.model.name))
+    head = (*names, f"{size} parameters", precision, batch, *steps)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 
 
