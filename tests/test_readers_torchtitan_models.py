@@ -85,7 +85,14 @@ from . import _spmd
 def half() -> Trainer.Config:
     config = small()
     config.parallelism.data_parallel_shard_degree = 2
+    _spmd(config, typechecking=True)
     return config
+"""
+
+SHARED = """
+def _spmd(config, *, typechecking: bool) -> None:
+    if typechecking:
+        config.activation_checkpoint = None
 """
 
 
@@ -95,7 +102,7 @@ def put_packages(site: Path, flavor: str = "debugmodel", definition: str = LLAMA
         "torchtitan/__init__.py": "", "torchtitan/models/__init__.py": "",
         "torchtitan/models/llama3/__init__.py": definition,
         "torchtitan/models/llama3/config_registry.py": REGISTRY.replace("{flavor}", flavor),
-        "recipes/__init__.py": "", "recipes/tests/__init__.py": "", "recipes/tests/features.py": BESIDE,
+        "recipes/__init__.py": "", "recipes/tests/__init__.py": SHARED, "recipes/tests/features.py": BESIDE,
         "other/models/llama3/config_registry.py": "raise SystemExit",
     }  # fmt: skip
     for name, text in files.items():
@@ -127,6 +134,7 @@ def test_a_recipe_beside_the_package_calls_its_configurations(tmp_path: Path) ->
     reading = readers.read_file(f"{tmp_path}/recipes/tests/features.py:half")
     assert config_of(reading)["num_hidden_layers"] == 6
     assert reading.plan.data == 2
+    assert (reading.plan.checkpointing, reading.unknown) == ("none", ())
 
 
 def test_a_model_of_text_and_images_has_both_parts(tmp_path: Path) -> None:
