@@ -75,16 +75,22 @@ def find_configurations(root: Path) -> Iterator[tuple[str, str]]:
             continue
 
 
-def read_row(launcher: str, name: str, root: Path, gpus: int) -> Row:
-    """Return what is read of one configuration."""
+def read_row(launcher: str, name: str, root: Path, gpus: int | None) -> Row:
+    """Return what is read of one configuration. `gpus` is used where the configuration does not say a number."""
     shown = str(Path(name).relative_to(root))
     try:
         reading = readers.read_file(name, gpus=gpus)
         readers.require_priced(reading, "")
     except SpecError as error:
+        if gpus is not None and re.search(r" is not \d+ GPUs$", error.problem):
+            # Its degrees say how many.
+            return read_row(launcher, name, root, None)
         is_small = "do not divide" in error.problem or "is no multiple of" in error.problem
-        if is_small and gpus < MAX_GPUS:
+        if is_small and gpus is not None and gpus < MAX_GPUS:
             return read_row(launcher, name, root, 2 * gpus)
+        if is_small and gpus == MAX_GPUS:
+            # Its batch is that of one GPU.
+            return read_row(launcher, name, root, 1)
         if launcher in PARTS and "is missing" in error.problem:
             return Row(launcher, shown, "part", "names no model and no batch: a part of another launch")
         return Row(launcher, shown, "refused", f"{error.field.replace(str(root), '')}: {error.problem}")

@@ -70,6 +70,9 @@ def read_megatron(
         checkpointing=_read_recomputation(facts),
         sequence_parallel=bool(facts.get("plan.sequence_parallel")) and tensor > 1,
     )
+    if not has_experts and facts.get("model.name") is None and facts.get("model.class") is None:
+        # Without experts, there are no shared ones.
+        facts.unpriced = {one: why for one, why in facts.unpriced.items() if "shared_expert_overlap" not in one}
     training = _read_training(facts, plan, layers)
     check_batch(training.get("globalBatchSize"), micro, data, where, "--global-batch-size")
     model, name = (None, "") if has_model else _find_model(facts, program, table)
@@ -162,7 +165,7 @@ def _find_model(facts: Facts, program: str, table: str) -> tuple[dict[str, Any] 
     Raises:
         SpecError: no option describes the model.
     """
-    if stated := facts.get("model.name"):
+    if (stated := facts.get("model.name")) and not facts.get("model.pattern"):
         return None, str(stated)
     if kind := facts.get("model.class"):
         name = OptionTable.read(table).facts.get("models", {}).get(str(kind).rpartition(".")[2])
@@ -175,8 +178,10 @@ def _find_model(facts: Facts, program: str, table: str) -> tuple[dict[str, Any] 
 
 def _read_model(facts: Facts, program: str) -> tuple[dict[str, Any], str]:
     """Return `spec.model` for the model that the options describe, and a name for it."""
-    wanted = _read_dimensions(facts, program)
     own = facts.get_by_prefix("model.")
+    if own.get("pattern"):
+        return _build_hybrid_model(facts), f"{len(str(own['pattern']))}-layer hybrid"
+    wanted = _read_dimensions(facts, program)
     vocab = _find_vocabulary_size(own)
     if found := models.find_preset_by_dimensions(wanted, vocab, ("dropout", "tied", "qk_norm")):
         return {"preset": found}, found
@@ -187,6 +192,51 @@ def _read_model(facts: Facts, program: str) -> tuple[dict[str, Any], str]:
         )  # fmt: skip
     document = _build_custom_model(facts, wanted, vocab)
     return document, f"{wanted['layers']}-layer model"
+
+
+def _build_hybrid_model(facts: Facts) -> dict[str, Any]:
+    """Return `spec.model` of a hybrid of Mamba layers, attention, feed-forward layers and experts (Nemotron-H).
+
+    Raises:
+        SpecError: a dimension is missing, or the pattern has a layer of another kind.
+    """
+    own = facts.get_by_prefix("model.")
+    pattern = str(own["pattern"])
+    if not set(pattern) <= set("M*-E") or len(pattern) > _MAX_PATTERN:
+        raise SpecError(facts.field(facts.origins["model.pattern"]), f"{pattern[:60]!r} is not read", _DIMENSIONS)
+    if own.get("layers") not in (None, len(pattern)):
+        problem = f"has {len(pattern)} layers, and {facts.origins['model.layers']} says {own['layers']}"
+        raise SpecError(facts.field(facts.origins["model.pattern"]), problem, "correct one of them")
+    if own.get("gated") or own.get("expert_latent") or own.get("prediction_layers"):
+        raise SpecError(
+            facts.field(facts.origins["model.pattern"]), "has layers that are not priced", "name the model before --"
+        )
+    heads = facts.require("model.heads", _DIMENSIONS)
+    hidden, vocab = facts.require("model.hidden", _DIMENSIONS), _find_vocabulary_size(own)
+    vocab = vocab or facts.table.facts.get("vocabularies", {}).get(str(own.get("tokenizer", "")))
+    if vocab is None:
+        raise SpecError(facts.field("--vocab-size"), "is missing", "give --vocab-size, or name the model before --")
+    config = {
+        "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern), "hidden_size": hidden, "vocab_size": vocab, "num_attention_heads": heads,
+        "num_key_value_heads": own.get("kv_heads") or heads, "head_dim": own.get("head_dim") or hidden // heads,
+        "mamba_num_heads": own.get("mamba_heads") or 2 * hidden // own.get("mamba_head_dim", 64),
+        "mamba_head_dim": own.get("mamba_head_dim", 64), "ssm_state_size": own.get("mamba_state", 128),
+        "n_groups": own.get("mamba_groups", 8), "intermediate_size": own.get("ffn") or 4 * hidden,
+        "tie_word_embeddings": bool(own.get("tied", False)),
+    }  # fmt: skip
+    if "E" in pattern:
+        config |= {
+            "n_routed_experts": facts.require("model.experts", _DIMENSIONS),
+            "moe_intermediate_size": own.get("expert_ffn") or config["intermediate_size"],
+            "num_experts_per_tok": own.get("top_k", 2),
+            "moe_shared_expert_intermediate_size": own.get("shared_ffn", 0),
+        }
+    return {"huggingFace": {"config": config}}
+
+
+_MAX_PATTERN = 1024
+"""Most layers of a hybrid."""
 
 
 def _find_vocabulary_size(own: dict[str, Any]) -> int | None:

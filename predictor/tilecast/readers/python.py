@@ -151,20 +151,6 @@ def find_functions(text: str, name: str) -> dict[str, str]:
     return found
 
 
-def find_import(text: str, name: str, imported: str, package: str) -> str:
-    """Return the module, below a package, from which a file imports a name, or "" if it does not import the name.
-
-    Raises:
-        SpecError: the file is not Python.
-    """
-    for node in _parse(text, name).body:
-        if isinstance(node, ast.ImportFrom) and imported in {one.name for one in node.names}:
-            module = node.module or ""
-            if not node.level and module.startswith(f"{package}."):
-                return module[len(package) + 1 :].partition(".")[0]
-    return ""
-
-
 def _split_dotted_name(node: ast.expr) -> list[str]:
     """Return the parts of a dotted name, or an empty list for any other expression."""
     parts: list[str] = []
@@ -179,6 +165,7 @@ def _split_dotted_name(node: ast.expr) -> list[str]:
 def read_function(
     text: str, name: str, function: str, read_text: ReadText, bases: Mapping[str, Any],
     package: Sequence[str] = (), place: Sequence[str] = (), folders: Sequence[str] = (),
+    neighbours: Sequence[str] = (), located: Sequence[str] = (),
 ) -> list[Setting]:  # fmt: skip
     """Return the settings of the configuration that a function returns.
 
@@ -193,11 +180,15 @@ def read_function(
         place: folders on the path from the package to the file. `read_text` reads names relative to the package's
             folder.
         folders: folders of the package whose modules are read.
+        neighbours: folders of other packages beside the file's own, such as `torchtitan/models`, whose modules are
+            read.
+        located: functions that are not interpreted, and whose objects are named by the module that defines them.
 
     Raises:
         SpecError: the file is not Python, has no such function, or the function is too long to interpret.
     """
     reader = _Reader(name, read_text, bases, package, folders)
+    reader.neighbours, reader.located = [one.split("/") for one in neighbours], located
     try:
         module = reader.load(text, name, place)
         made = reader._resolve(module.names.get(function))
@@ -213,6 +204,38 @@ def read_function(
     return settings
 
 
+def read_registered(
+    text: str, name: str, key: str, read_text: ReadText, package: Sequence[str], place: Sequence[str],
+    builders: Sequence[str],
+) -> BuiltObject | None:  # fmt: skip
+    """Return the object that a function builds which a mapping of a file registers under a key, or None.
+
+    Such a mapping's name ends in `_configs`. `read_function` describes the other arguments.
+
+    Args:
+        text: the file.
+        name: name of the file in errors.
+        key: the key.
+        read_text: function that reads another file of the package by name.
+        package: folders that lead to the file's package, with its own.
+        place: folders from the package's to the file's own.
+        builders: functions that are not interpreted. Their arguments are the object's fields.
+
+    Raises:
+        SpecError: the file is not Python, or is too long to interpret.
+    """
+    reader = _Reader(name, read_text, {}, package, ())
+    reader.builders = builders
+    try:
+        module = reader.load(text, name, place)
+        registries = [value for one, value in module.names.items() if one.endswith("_configs")]
+        made = next((one[key] for one in registries if isinstance(one, dict) and key in one), None)
+        value = reader.call(made, [], {}) if isinstance(made, Function) else None
+    except RecursionError:
+        raise SpecError(name, "is nested too deeply", "flatten it") from None
+    return value if isinstance(value, BuiltObject) else None
+
+
 def _parse(text: str, name: str) -> ast.Module:
     try:
         tree = ast.parse(text)
@@ -225,6 +248,31 @@ def _parse(text: str, name: str) -> ast.Module:
         if count > _MAX_NODES:
             raise SpecError(name, "is too long to follow", "give a file with fewer configurations")
     return tree
+
+
+def _only_checks(node: ast.ClassDef) -> bool:
+    """Return whether a class has only the fields of its base, and changes none of them when it is built."""
+    for one in node.body:
+        if isinstance(one, ast.Pass) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)):
+            continue
+        if not isinstance(one, ast.FunctionDef) or one.name in ("__init__", "__new__"):
+            return False
+        if one.name != "__post_init__":
+            continue
+        raised = {id(part) for inner in ast.walk(one) if isinstance(inner, ast.Raise) for part in ast.walk(inner)}
+        for part in ast.walk(one):
+            if isinstance(part, ast.Attribute | ast.Subscript) and not isinstance(part.ctx, ast.Load):
+                return False
+            if isinstance(part, ast.Call) and id(part) not in raised and not _is_own_check(part.func):
+                return False
+    return True
+
+
+def _is_own_check(node: ast.expr) -> bool:
+    """Return whether a called function is the check of a base class, or `super`."""
+    return (isinstance(node, ast.Attribute) and node.attr == "__post_init__") or (
+        isinstance(node, ast.Name) and node.id == "super"
+    )
 
 
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -252,6 +300,9 @@ class _Reader:
     ) -> None:
         self.name, self.read_text, self.bases = name, read_text, bases
         self.package, self.folders = list(package), folders
+        self.neighbours: Sequence[Sequence[str]] = ()
+        self.located: Sequence[str] = ()
+        self.builders: Sequence[str] = ()
         self.steps = self.calls = 0
         self.modules: dict[str, _Module] = {}
         self.effects: list[Setting] = []
@@ -412,7 +463,8 @@ class _Reader:
                 name = alias.asname or alias.name.partition(".")[0]
                 scope[name] = Symbol(name if alias.asname is None else alias.name)
         elif isinstance(node, ast.ClassDef):
-            scope[node.name] = Symbol(node.name, is_own=True)
+            base = ".".join(_split_dotted_name(node.bases[0])) if len(node.bases) == 1 else ""
+            scope[node.name] = Symbol(base) if base and _only_checks(node) else Symbol(node.name, is_own=True)
         elif isinstance(node, ast.Delete):
             for target in node.targets:
                 self._run_delete(target, scope, module)
@@ -537,7 +589,9 @@ class _Reader:
         module = None if place is not None or not last else self._load_module([*importer.place, last])
         for alias in node.names:
             name = alias.asname or alias.name
-            if alias.name in self.bases:
+            if alias.name in self.located:
+                scope[name] = Symbol(self._locate(node, importer, alias.name))
+            elif alias.name in self.bases:
                 scope[name] = Symbol(alias.name)
             elif place is not None and alias.name != "*":
                 scope[name] = _Later(tuple(place), alias.name)
@@ -571,7 +625,18 @@ class _Reader:
         else:
             counts = range(1, len(parts) + 1)
             found = next((parts[count:] for count in counts if parts[:count] == self.package[-count:]), [])
+            if not found and self.package and any(parts[: len(one)] == one for one in self.neighbours):
+                return ["..", *parts]
         return found if found[:1] and found[0] in self.folders else None
+
+    def _locate(self, node: ast.ImportFrom, importer: _Module, name: str) -> str:
+        """Return an imported name behind that of its module, from the module's package on."""
+        parts = node.module.split(".") if node.module else []
+        if node.level:
+            place = [*self.package[-1:], *importer.place]
+            place = place[place.index("..") + 1 :] if ".." in place else place
+            parts = [*place[: len(place) - node.level + 1], *parts]
+        return ".".join([*parts, name])
 
     def _load_module(self, place: Sequence[str]) -> _Module | None:
         """Return the module at a path, or None if it cannot be read."""
@@ -703,6 +768,21 @@ class _Reader:
                 items.append(self._evaluate(one, scope, module))
         return items[:MAX_ITEMS]
 
+    def _evaluate_list_comprehension(self, node: ast.ListComp, scope: _Scope, module: _Module) -> Any:
+        """Return the list that a comprehension over one known list builds, or a marker."""
+        loop = node.generators[0]
+        items = self._evaluate(loop.iter, scope, module)
+        if len(node.generators) > 1 or loop.ifs or loop.is_async or not isinstance(loop.target, ast.Name):
+            return unknown("a comprehension")
+        if not isinstance(items, list | tuple) or _has_unknown_items(items):
+            return unknown("a comprehension")
+        # Its variable is its own.
+        found = []
+        for item in items:
+            self._count_steps()
+            found.append(self._evaluate(node.elt, {**scope, loop.target.id: item}, module))
+        return found
+
     def _evaluate_dict(self, node: ast.Dict, scope: _Scope, module: _Module) -> dict[Any, Any]:
         items: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
@@ -827,6 +907,8 @@ class _Reader:
             if not isinstance(owner, Symbol | _Module):
                 return self._call_method(owner, node.func.attr, args, keywords)
         function = self._evaluate(node.func, scope, module)
+        if isinstance(function, Function) and function.node.name in self.builders:
+            return self._build_object(function.node.name, args, keywords)
         if isinstance(function, Function):
             return self.call(function, args, keywords)
         if not isinstance(function, Symbol):
@@ -904,6 +986,8 @@ class _Reader:
             copied = self._copy_shallow(args[0])
             copied.fields |= keywords
             return copied
+        if last == "getattr" and len(args) > 1 and isinstance(args[0], BuiltObject) and args[1] in args[0].fields:
+            return args[0].fields[args[1]]
         if last in ("int", "len", "max", "min", "str", "bool", "isinstance", "hasattr", "getattr"):
             return _call_builtin(last, args)
         if last in _WRAPPERS and args and isinstance(args[0], Symbol | Function):
@@ -987,7 +1071,8 @@ class _Reader:
         ast.List: _evaluate_list, ast.Tuple: _evaluate_tuple, ast.Dict: _evaluate_dict,
         ast.BinOp: _evaluate_binary, ast.UnaryOp: _evaluate_unary, ast.BoolOp: _evaluate_bool,
         ast.Compare: _compare, ast.IfExp: _evaluate_conditional, ast.NamedExpr: _evaluate_named_expression,
-        ast.JoinedStr: _evaluate_joined_text, ast.Subscript: _evaluate_subscript, ast.Call: _evaluate_call,
+        ast.ListComp: _evaluate_list_comprehension, ast.JoinedStr: _evaluate_joined_text,
+        ast.Subscript: _evaluate_subscript, ast.Call: _evaluate_call,
     }  # fmt: skip
 
 

@@ -13,12 +13,13 @@ from tilecast.readers.command import LaunchLine, add_allocation_counts, find_lau
 from tilecast.readers.documents import flatten, list_leaf_settings, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
-from tilecast.readers.python import find_functions, find_import, read_function, split_name
+from tilecast.readers.python import find_functions, read_function, split_name
 from tilecast.readers.reading import LaunchReading
 from tilecast.readers.recipes import read_recipe
 from tilecast.readers.shell import read_script
 from tilecast.readers.slurm import Allocation
 from tilecast.readers.torchtitan import read_torchtitan
+from tilecast.readers.torchtitan_models import define_model
 from tilecast.spec import SpecError
 
 _CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
@@ -257,6 +258,7 @@ def _read_python(
     found = read_function(
         text, name, function, lambda one: folder.read(beside + one), options.facts.get("bases", {}),
         package.parts if package else (), place, options.facts.get("folders", ()),
+        options.facts.get("neighbours", ()), options.facts.get("located", ()),
     )  # fmt: skip
     # None leaves most options as they are, and switches some off.
     settings = [
@@ -264,16 +266,39 @@ def _read_python(
         for one in found
         if one.values and (one.values != (None,) or "bare" in options.options.get(spell_option(one.option), {}))
     ]
-    settings += over
+    settings = [*map(_join_layout, settings), *over]
     if table == "torchtitan-0.3":
         # The folder of a registry is named after its model. A file elsewhere imports the model's registry.
-        family = find_import(text, name, "model_registry", "torchtitan.models") or Path(name).resolve().parent.name
+        module = next((one.text for one in settings if one.option == "model_spec"), "").split(".")
+        family = module[-2] if len(module) > 2 else Path(name).resolve().parent.name
         if not any(one.option in ("module", "--module") for one in settings):
             settings.append(Setting("module", (family,)))
-        return read_torchtitan(settings, where, gpus, has_model, table)
+
+        def define(flavor: str) -> dict[str, Any] | None:
+            if package is None or len(module) < 3:
+                return None
+            site = beside.removesuffix(f"{package.name}/") + f"{module[0]}/"
+            path = package.parent / module[0]
+            return define_model(flavor, module[1:-1], lambda one: folder.read(site + one), path.parts)
+
+        return read_torchtitan(settings, where, gpus, has_model, table, define)
     if gpus_in_name := _GPUS.search(function):
         gpus = int(gpus_in_name[1])
     return read_megatron(settings, where, "pretrain_gpt.py", gpus, has_model, table)
+
+
+_STAGE_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+"""Letters of Megatron's pipeline layouts for the names that a list of lists has (core/transformer/enums.py)."""
+
+
+def _join_layout(setting: Setting) -> Setting:
+    """Return a pipeline layout that was written as a list of stages in Megatron's other form, a text."""
+    if not setting.option.endswith("pipeline_model_parallel_layout") or len(setting.values) < 2:
+        return setting
+    stages = [one if isinstance(one, tuple) else (None,) for one in setting.values]
+    if any(word not in _STAGE_LETTERS for stage in stages for word in stage):
+        return setting
+    return Setting(setting.option, ("|".join("".join(map(_STAGE_LETTERS.__getitem__, one)) for one in stages),))
 
 
 def list_configurations(name: str) -> list[tuple[str, str]]:
@@ -448,8 +473,10 @@ def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) ->
     path = Path(file)
     if file.endswith(".py"):
         package = _find_package(path)
-        folder = Folder(package or path.parent, named=[file])
-        return _read_python(file, function, folder, gpus, has_model, package=package)
+        # A package beside its own may define what it imports.
+        folder = Folder(package.parent if package else path.parent, named=[file])
+        beside = f"{package.name}/" if package else ""
+        return _read_python(file, function, folder, gpus, has_model, beside=beside, package=package)
     text = read_bounded(path, name)
     if not name.endswith(SHELL) and not text.startswith("#!"):
         # torchtune says in a comment that a recipe runs on one GPU.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilecast import zoo
@@ -14,9 +14,18 @@ from tilecast.spec import PartialPlan, SpecError
 
 
 def read_torchtitan(
-    settings: Sequence[Setting], where: str, gpus: int | None, has_model: bool, table: str = "torchtitan"
-) -> LaunchReading:
-    """Return the job and plan of a torchtitan configuration. For the arguments see `read_megatron`.
+    settings: Sequence[Setting], where: str, gpus: int | None, has_model: bool, table: str = "torchtitan",
+    define: Callable[[str], dict[str, Any] | None] | None = None,
+) -> LaunchReading:  # fmt: skip
+    """Return the job and plan of a torchtitan configuration. `read_megatron` describes the other arguments.
+
+    Args:
+        settings: see `read_megatron`, as the other arguments.
+        where: name of the configuration in errors.
+        gpus: number of GPUs, or None.
+        has_model: whether the user names the model separately.
+        table: the table of options.
+        define: function that returns `spec.model` of a flavor from the package's own definition, if there is one.
 
     Raises:
         SpecError: options contradict each other, or the model is not known.
@@ -36,10 +45,10 @@ def read_torchtitan(
         raise SpecError(where, f"{problem} is not {gpus} GPUs", "correct a degree or the number of processes")
     local = facts.count("local_batch")
     micro = facts.count("plan.micro_batch") if pipeline > 1 else local
-    preset = "" if has_model else _find_preset(facts)
+    preset, defined = ("", None) if has_model else _find_model(facts, define)
     training = _read_training(facts, data, local, context, shards, replicas)
     mode = facts.get("plan.checkpointing")
-    layers = zoo.find_preset(preset).layers if preset else None
+    layers = zoo.find_preset(preset).layers if preset else _count_layers(defined)
     if mode == "selective" and facts.get("interval") != "op":
         mode, count = _read_layer_interval(facts, layers, pipeline)
         training |= drop_none({"recomputeLayers": count})
@@ -62,8 +71,8 @@ def read_torchtitan(
         framework="torchtitan",
         training=training,
         plan=plan,
-        model=None if has_model else {"preset": preset},
-        model_name=preset,
+        model=None if has_model else defined or {"preset": preset},
+        model_name=preset or (f"{facts.get('model.name')} {facts.get('model.flavor')}" if defined else ""),
         gpus=gpus,
         **list_common_fields(facts),
     )
@@ -116,8 +125,18 @@ def _read_virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int
     return 2 if is_interleaved and pipeline > 1 else 1
 
 
-def _find_preset(facts: Facts) -> str:
-    """Return the preset for a model name and flavor.
+def _count_layers(model: dict[str, Any] | None) -> int | None:
+    """Return the number of layers of a model that the package defines, or None."""
+    if model is None:
+        return None
+    config = model["huggingFace"]["config"]
+    return int(config.get("text_config", config)["num_hidden_layers"])
+
+
+def _find_model(
+    facts: Facts, define: Callable[[str], dict[str, Any] | None] | None
+) -> tuple[str, dict[str, Any] | None]:
+    """Return the preset for a model name and flavor, or an empty name and the package's own definition.
 
     Raises:
         SpecError: the name or the flavor is missing or unknown.
@@ -126,11 +145,14 @@ def _find_preset(facts: Facts) -> str:
     name = facts.require("model.name", "name the model before --")
     flavor = facts.require("model.flavor", "name the model before --")
     try:
-        return str(flavors[name][flavor])
+        return str(flavors[name][flavor]), None
     except KeyError:
         # Other flavors are sizes: 30B-A3B of qwen3.
         found = models.find_preset_in_name(f"{name.replace('_', '-')}-{flavor}")
         if found is not None:
-            return found
+            return found, None
+    defined = None if define is None else define(str(flavor))
+    if defined is None:
         problem = f"{flavor[:40]!r} of {name[:40]!r} is no model that is known"
-        raise SpecError(facts.field("model.flavor"), problem, "name the model before --") from None
+        raise SpecError(facts.field("model.flavor"), problem, "name the model before --")
+    return "", defined
