@@ -463,7 +463,7 @@ def run(
     rows = []
     for name, (placement, knows) in WAYS.items():
         arrivals = [
-            Arrival(begin, real if knows == "perfect" else guessed, seconds, runs, asked)
+            Arrival(begin, without_range(real) if knows == "perfect" else guessed, seconds, runs, asked)
             for begin, (guessed, real, seconds, runs, asked, _) in zip(at, jobs, strict=True)
         ]
         learner = StepLearner(knows == "own steps") if knows in ("calibrated", "own steps") else None
@@ -487,6 +487,11 @@ def run(
         )
         rows.append((load, seed, name, *map(float, figures), clock / len(jobs)))
     return rows
+
+
+def without_range(options: Sequence[JobOption]) -> tuple[JobOption, ...]:
+    """Return options whose run times are certain."""
+    return tuple(replace(item, lower_s=item.seconds, upper_s=item.seconds) for item in options)
 
 
 def report(load: int, rows: Sequence[tuple[float | str, ...]]) -> None:

@@ -6,7 +6,8 @@ etcd, the API server, Kueue, the scheduler and the operator are real; kwok ends 
 the GPU that it got. Each seed is a ClusterQueue of its own with 4 T4 and 6 H100, on nodes that all seeds share, so that
 the seeds run at once. Its jobs, of models that the first flavor suits and of others, are held until Tilecast places
 them by its plan (`queue.enabled`, `jobs.place`) and writes start estimates into the Workloads of those that wait
-(`queue.estimates`). Once all that wait have one, the estimates are read, the operator ends, and Kueue starts the jobs.
+(`queue.estimates`). Half a minute after all that wait have one, the estimates are read, the operator ends, and Kueue
+starts the jobs.
 
 True run times are forecasts times deviations drawn from those of published rows, as in `queue_starts.py`: in even
 seeds each kind of job deviates on each pool by itself, in odd seeds all share the mean of one source. A start holds if
@@ -70,6 +71,8 @@ OPERATOR = {
 PATIENCE = 6.0
 """Factor by which the operator may decide later on a busy machine."""
 WAIT_S = 480
+SETTLE_S = 30.0
+"""Seconds after which estimates are read again, so that they are of a plan in which all jobs are placed."""
 POLL_S = 3.0
 
 
@@ -255,6 +258,8 @@ def measure(
                     for some in zip(*drawn.values(), strict=True):
                         cluster.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, some)))
                     print(f"created after {time.time() - began:.0f} s", flush=True)
+                    wait_for(lambda: read_estimates(cluster), "estimates of all that wait", WAIT_S)
+                    time.sleep(SETTLE_S)
                     said = wait_for(lambda: read_estimates(cluster), "estimates of all that wait", WAIT_S)
                     read_at = time.time()
                     print(f"{len(said)} estimates read after {read_at - began:.0f} s", flush=True)

@@ -138,6 +138,20 @@ def test_own_errors_of_the_jobs_ahead_cancel_and_the_common_part_stays() -> None
     assert (report.lower_s, report.upper_s) == (entry.finish_lower_s, entry.finish_upper_s)
 
 
+def test_the_errors_of_jobs_with_one_forecast_do_not_cancel() -> None:
+    same, other = (replace(option("a", 1, 10.0, width=0.3), plan=plan, step_s=1.0) for plan in ("x", "y"))
+    jobs = [job(f"j{i}", same if i != 2 else other, arrival_s=float(-9 + i)) for i in range(4)]
+    entries = list_planned_entries(solve(QueueProblem(tuple(jobs), (PoolCapacity("a", 1, 1),))))
+    common = ranges.shipped_common_share()
+    for entry, own, alike in zip(entries[1:], (1.0, 1.0, 5 / 9), (1.0, 0.0, 2 / 3), strict=True):
+        share = math.sqrt(common**2 + (1 - common**2) * own)
+        assert entry.start_upper_s == pytest.approx(entry.start_s * math.exp(0.3 * share))
+        begun, run = entry.start_upper_s - entry.start_s, 10 * math.exp(0.3) - 10
+        correlation = (common**2 + (1 - common**2) * alike) / share
+        later = math.sqrt(begun**2 + run**2 + 2 * correlation * begun * run)
+        assert entry.finish_upper_s == pytest.approx(entry.finish_s + later)
+
+
 def test_the_common_part_states_its_source(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     table = shipped.read_table("tilecast.planner", "ranges.toml")
     del table["starts"]["source"]

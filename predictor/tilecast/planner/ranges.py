@@ -2,12 +2,14 @@
 
 The queue is simulated with every forecast at the lower end of its range, and again at the upper end. This would give
 the range of each start if all forecasts were wrong in the same direction. But only a part of a forecast's error is
-common to all jobs (`ranges.toml`). The rest is independent between jobs and partly cancels in the sum of the work ahead
-of a job, which makes the ranges narrower.
+common to all jobs (`ranges.toml`). The rest is independent between workloads and partly cancels in the sum of the work
+ahead of a job, which makes the ranges narrower. Jobs that train the same way on the same pool share one forecast of
+their step, and thus one error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +20,7 @@ import numpy as np
 from tilecast.planner.assignment import Assignment
 from tilecast.planner.columns import QueueColumns
 from tilecast.planner.policies import QueuePolicy
+from tilecast.planner.problem import JobOption
 from tilecast.shipped import NumbersFile
 from tilecast.spec import Floats, Ints
 
@@ -85,7 +88,7 @@ def find_pool_ranges(columns: QueueColumns, options: Ints, finish: Sequence[Floa
     chosen = [columns.options[item] for item in options.tolist()]
     run = [columns.seconds[options], *(np.array([getattr(item, name) for item in chosen]) for name in _ENDS)]
     start, early, late = (np.maximum(end - taken, 0.0) for end, taken in zip(finish, run, strict=True))
-    share = start_width_share(start, run[0] * columns.gpus[options])
+    share, correlation = find_start_shares(start, run[0] * columns.gpus[options], _number_forecasts(chosen))
     low = _interpolate(start, np.minimum(np.minimum(early, late), start), share)
     high = _interpolate(start, np.maximum(np.maximum(early, late), start), share)
     return TimeRanges(
@@ -93,38 +96,72 @@ def find_pool_ranges(columns: QueueColumns, options: Ints, finish: Sequence[Floa
         low,
         high,
         finish[0],
-        finish[0] - _combine_half_widths(start - low, run[0] - run[1], share),
-        finish[0] + _combine_half_widths(high - start, run[2] - run[0], share),
+        finish[0] - _combine_half_widths(start - low, run[0] - run[1], correlation),
+        finish[0] + _combine_half_widths(high - start, run[2] - run[0], correlation),
     )
 
 
 _ENDS = "lower_s", "upper_s"
 
 
-def start_width_share(start: Floats, work: Floats) -> Floats:
-    """Return how uncertain each start is, as a share of the width between all forecasts low and all high, (k,).
+def find_start_shares(start: Floats, work: Floats, kinds: Ints) -> tuple[Floats, Floats]:
+    """Return how uncertain each start of a pool is, and its correlation with the job's own run, (k,) each.
 
-    The share is 1 if all forecasts err alike. The errors of the jobs that start earlier are partly common to all jobs.
-    The other part is independent between jobs and adds up in quadrature, weighted by the work of each job.
+    A start's uncertainty is a share of the width between all forecasts low and all high: 1 if all forecasts err alike.
+    The errors of the jobs that start earlier are partly common to all jobs. The other part is common to the jobs of one
+    kind, is independent between kinds, and adds up in quadrature, weighted by the work of each kind.
 
     Args:
         start: start of each job, (k,).
         work: GPU seconds of each job, (k,).
+        kinds: number of the forecast that each job shares with others, (k,).
     """
     order = np.argsort(start, kind="stable")
-    total, squares = (np.append(0.0, np.cumsum(work[order] ** power)) for power in (1, 2))
     ahead = np.searchsorted(start[order], start * (1 - 1e-9) - 1e-9)
-    own = np.divide(squares[ahead], total[ahead] ** 2, out=np.ones(len(start)), where=total[ahead] > 0)
+    earlier, alike = _sum_earlier_of_kind(work[order], kinds[order], ahead[order])
+    total, squares = (
+        np.append(0.0, np.cumsum(values)) for values in (work[order], work[order] * (work[order] + 2 * earlier))
+    )
+    is_behind = total[ahead] > 0
+    own = np.divide(squares[ahead], total[ahead] ** 2, out=np.ones(len(start)), where=is_behind)
+    same = np.zeros(len(start))
+    same[order] = alike
+    same = np.divide(same, total[ahead], out=np.zeros(len(start)), where=is_behind)
     common = shipped_common_share()
-    return np.asarray(np.sqrt(common**2 + (1 - common**2) * own))
+    share = np.sqrt(common**2 + (1 - common**2) * own)
+    return np.asarray(share), np.asarray((common**2 + (1 - common**2) * same) / share)
 
 
-def _combine_half_widths(start: Floats, run: Floats, share: Floats) -> Floats:
-    """Return the half-width of the range of each end, from those of its start and its run time, (k,).
+def _sum_earlier_of_kind(work: Floats, kinds: Ints, ahead: Ints) -> tuple[Floats, Floats]:
+    """Return the work of each job's kind before the job, with and without jobs that start with it, (k,) each.
 
-    Errors of starts and of run times are correlated, because they have a common part.
+    Args:
+        work: GPU seconds of each job in the order of the starts, (k,).
+        kinds: number of the forecast of each job, (k,).
+        ahead: number of jobs that start earlier than each, (k,).
     """
-    correlation = shipped_common_share() ** 2 / share
+    order = np.argsort(kinds, kind="stable")
+    kinds, ahead = kinds[order], ahead[order]
+    before = np.cumsum(work[order]) - work[order]
+    is_first = np.diff(kinds, prepend=-1) != 0
+    is_later = is_first | (np.diff(ahead, prepend=-1) != 0)
+    found = np.empty((2, len(work)))
+    of_kind = before - before[is_first][np.cumsum(is_first) - 1]
+    found[:, order] = of_kind, of_kind[is_later][np.cumsum(is_later) - 1]
+    return found[0], found[1]
+
+
+def _number_forecasts(options: Sequence[JobOption]) -> Ints:
+    """Return a number for each option, from 0, the same for options whose forecasts have one error, (k,)."""
+    numbers = dict[tuple[object, ...], int]()
+    keys = (
+        (row,) if math.isnan(item.step_s) else (item.plan, item.gpus, item.step_s) for row, item in enumerate(options)
+    )
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=int)
+
+
+def _combine_half_widths(start: Floats, run: Floats, correlation: Floats) -> Floats:
+    """Return the half-width of each end, from those of start and run and their correlation, (k,)."""
     return np.asarray(np.sqrt(start**2 + run**2 + 2 * correlation * start * run))
 
 
