@@ -21,7 +21,7 @@ from prometheus_client import generate_latest
 from bearer_tokens import token
 from cluster import free_ports
 from lease_store import PLACE, CutOff, LeaseStore
-from operator_store import JOBS, LEARNINGS, job, on_first_pool, operator, ready, settled
+from operator_store import JOBS, LEARNINGS, POOLS, job, on_first_pool, operator, ready, settled
 from test_server import certificate
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
@@ -269,6 +269,7 @@ async def test_the_one_that_follows_writes_nothing_and_has_every_answer_ready() 
         return on_first_pool(request, pools)
 
     async with replicas(store, counted, discovery=True) as (leader, follower):
+        await until(lambda: any(path.startswith(POOLS) for path in store.objects))  # what the leader discovers
         for name in "abc":
             store.put(f"{JOBS}/{name}", job(name))
         show(store, follower)
