@@ -14,7 +14,12 @@ from tilecast import jobs, nodes
 from tilecast.jobs import Job
 from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
-from tilecast_operator.controllers.desired import MeasuredTarget, TrainingJobInputs, decide_job, decide_training_job
+from tilecast_operator.controllers.desired import (
+    TargetWithMeasurements,
+    TrainingJobInputs,
+    decide_job,
+    decide_training_job,
+)
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.documents import POOL
@@ -81,12 +86,12 @@ def test_the_forecast_is_frozen_when_the_job_has_started() -> None:
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_target_that_is_gone_keeps_its_last_condition(is_gone: bool) -> None:
     target = Target("Job/x", advice(), ConditionContent("True", "Placed", "done"), has_started=True, is_gone=is_gone)
-    want = decide_training_job(facts(answered(), evidence=MeasuredTarget(target)), NOW_S)
+    want = decide_training_job(facts(answered(), evidence=TargetWithMeasurements(target)), NOW_S)
     assert any(item.type == "Applied" and item.reason == "Placed" for item in want.status.conditions) == (not is_gone)
 
 
 def test_reports_that_do_not_count_are_said_to_be_refused() -> None:
-    evidence = MeasuredTarget(refusal="-1 s is no step")
+    evidence = TargetWithMeasurements(refusal="-1 s is no step")
     for one in (facts(answer=advice(), evidence=evidence), facts(answered(), evidence=evidence)):
         assert condition(decide_training_job(one, NOW_S).status, "ObservationsAvailable") == ("False", "Refused")
 

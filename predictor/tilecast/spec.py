@@ -352,7 +352,7 @@ class PartialPlan:
         pairs = [
             pair
             for item in items
-            for pair in (_parse_assignment(item) if "=" in item else _parse_printed_part(item, field))
+            for pair in (_parse_assignment(item) if "=" in item else _parse_short_form_part(item, field))
         ]
         fields: dict[str, Any] = {}
         for key, value in pairs:
@@ -383,7 +383,7 @@ def _parse_assignment(text: str) -> list[tuple[str, str]]:
     return [("dp", value), ("zero", "3")] if key == "fsdp" else [(key, value)]
 
 
-def _parse_printed_part(text: str, field: str) -> list[tuple[str, str]]:
+def _parse_short_form_part(text: str, field: str) -> list[tuple[str, str]]:
     """Return the keys and values of one part of a plan's short form."""
     if text in _SCHEDULES:
         return [("schedule", text)]

@@ -39,7 +39,7 @@ import numpy.typing as npt
 from tilecast.constants import Constants
 from tilecast.spec import Floats
 from tilecast.validate.cells import Row
-from tilecast.validate.runs import RunGroup, interpret_plan, price_group, read_table
+from tilecast.validate.runs import RunGroup, forecast_group, interpret_plan, read_table
 from tilecast_lab.validate import mixed, residuals, runs
 from tilecast_lab.validate.constants import scaled_values, with_values
 from tilecast_lab.validate.graphs import Graphs
@@ -180,7 +180,7 @@ def _group_steps(group: RunGroup, tables: Sequence[Constants]) -> Floats:
     """Return the forecasts of a group's rows with each of some tables of constants, in seconds, (tables, n)."""
     steps = []
     for fitted in tables:
-        priced = price_group(group, fitted)
+        priced = forecast_group(group, fitted)
         plans = [interpret_plan(group.workload, priced, member) for member in group.members]
         steps.append([plan.interpolate_layers(priced.step_s) for plan in plans])
     return np.array(steps)

@@ -129,7 +129,7 @@ def measure_peaks(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused:
         members = [member for member in group.members if member.index in measured]
         if not members:
             continue
-        priced = runs.price_group(group)
+        priced = runs.forecast_group(group)
         for member in members:
             place, index = runs.choose_plan(priced, member), member.index
             weights = float(priced.footprint.parameters[place])

@@ -11,7 +11,7 @@ import numpy as np
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, iterate_without_progress
 from tilecast.validate.cells import Row
-from tilecast.validate.runs import RunGroup, interpret_plan, price_group, read_table
+from tilecast.validate.runs import RunGroup, forecast_group, interpret_plan, read_table
 from tilecast.validate.scores import has_trusted_step, read_measured_seconds
 from tilecast_lab.validate import memory, residuals, runs, scores
 from tilecast_lab.validate.constants import with_values
@@ -71,7 +71,7 @@ def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[
     def steps(moved: Mapping[str, float]) -> Floats:
         fitted = with_values(moved)
         priced = {
-            id(group): price_group(group, fitted) for group in {id(item[0]): item[0] for item in members}.values()
+            id(group): forecast_group(group, fitted) for group in {id(item[0]): item[0] for item in members}.values()
         }
         return np.array(
             [

@@ -18,7 +18,7 @@ from tilecast.hardware import Pool
 from tilecast.spec import Floats, Plan, Workload
 from tilecast.validate import Track, iterate_without_progress, runs
 from tilecast.validate.cells import Row
-from tilecast.validate.runs import Forecast, RunGroup, forecast_member, interpret_plan, price_group
+from tilecast.validate.runs import Forecast, RunGroup, forecast_group, forecast_member, interpret_plan
 from tilecast_lab.validate import residuals
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.graphs import Graphs
@@ -67,9 +67,9 @@ def forecast_prepared(
     forecasts = {index: PublishedForecast(reason=code) for index, code in refused.items()}
     unseen = constants_without_source()
     for group in track(groups, "groups of runs"):
-        priced, flops = price_group(group), model_flops(group.workload)
+        priced, flops = forecast_group(group), model_flops(group.workload)
         sources = {residuals.source_of(rows[member.index]) for member in group.members}
-        without = {name: price_group(group, unseen[name]) if name in unseen else priced for name in sources}
+        without = {name: forecast_group(group, unseen[name]) if name in unseen else priced for name in sources}
         for member in group.members:
             one, here = forecast_member(group, priced, member), interpret_plan(group.workload, priced, member)
             other = without[residuals.source_of(rows[member.index])]

@@ -45,7 +45,7 @@ class DesiredTrainingJob:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredTarget:
+class TargetWithMeasurements:
     """The job that a TrainingJob targets, with its measured steps."""
 
     target: Target | None = None
@@ -58,7 +58,7 @@ class MeasuredTarget:
     """Memory, activity and power of the target's GPUs. None if nothing is new."""
 
 
-NOTHING_KNOWN = MeasuredTarget()
+NOTHING_KNOWN = TargetWithMeasurements()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class TrainingJobInputs:
     """Present status."""
     is_off: bool
     """Whether the mode of the job is Off."""
-    evidence: MeasuredTarget = NOTHING_KNOWN
+    evidence: TargetWithMeasurements = NOTHING_KNOWN
     """Target and measured steps."""
     fit: CapacityStatus = NOTHING_TO_FIT
     """Whether the GPUs of the recommendation are free now."""

@@ -73,7 +73,7 @@ class QueueJobReader:
                 rows.append(row)
             elif row is not None:
                 refused.append(row)
-        return rows, refused + self._list_invalid_weights()
+        return rows, refused + self._list_namespaces_with_invalid_weight()
 
     async def _read_row(self, key: Key) -> QueueRow | UnplannedJob | None:
         """Return the row of a job, or why it is left out. Return None if the job requests no advice."""
@@ -111,7 +111,7 @@ class QueueJobReader:
             return UnplannedJob(make_plan_name(key), question.request.message[:MOST_TEXT], "")
         options = await self._price_options(question, question.request, self.answers.advisor.list_pools(question))
         if not options:
-            return _explain_no_option(key, await self.answers.find_advice(question))
+            return _make_unplanned_job(key, await self.answers.find_advice(question))
         forecast, best = before.forecast, before.recommendation
         place = None
         if forecast is not None and best is not None:
@@ -144,7 +144,7 @@ class QueueJobReader:
             return UnplannedJob(make_plan_name(key), question.message[:MOST_TEXT], "")
         options = await self._price_options(question.question, question.request, question.choice.pools)
         if not options:
-            return _explain_no_option(key, (await self._advice.advise_job(job, advice_request, writes_advice=True))[0])
+            return _make_unplanned_job(key, (await self._advice.advise_job(job, advice_request, writes_advice=True))[0])
         baseline, is_placed = question.choice.baseline, job.annotations.get(jobs.APPLIED) in _PLACED
         place = (baseline.pool, baseline.gpus) if baseline and (is_placed or job.has_started) else None
         if job.has_started and place is None:
@@ -171,9 +171,9 @@ class QueueJobReader:
         try:
             return 1.0 if seen is None else jobs.read_weight(seen.value.annotations)
         except SpecError:
-            return 1.0  # `_list_invalid_weights` reports it
+            return 1.0  # `_list_namespaces_with_invalid_weight` reports it
 
-    def _list_invalid_weights(self) -> list[UnplannedJob]:
+    def _list_namespaces_with_invalid_weight(self) -> list[UnplannedJob]:
         """Return the namespaces with an invalid weight in their annotation."""
         odd = list[UnplannedJob]()
         for key, namespace in self._context.cache.namespaces.items():
@@ -215,6 +215,6 @@ def _list_quotas(search_inputs: JobSearchInputs) -> tuple[tuple[str, int], ...]:
     return tuple((item.pool.name, item.flavor.quota) for item in usable if item.flavor is not None)
 
 
-def _explain_no_option(key: Key, outcome: AdviceOutcome) -> UnplannedJob:
-    """Return a job that no pool can run, with the reason from its advice outcome."""
+def _make_unplanned_job(key: Key, outcome: AdviceOutcome) -> UnplannedJob:
+    """Return the entry of a job in the list of unplanned jobs, with the reason from its advice outcome."""
     return UnplannedJob(make_plan_name(key), get_ready_message(outcome)[:MOST_TEXT], "")

@@ -145,9 +145,9 @@ class ForecastComparison:
         best: Recommendation,
         frozen: FrozenForecast | None,
     ) -> tuple[CompleteForecast, Origin | None]:
-        """Return the forecast for the placement that a report names, and that placement (pool, GPUs and plan).
+        """Return the forecast to compare a report with, and the placement (pool, GPUs and plan) that was reported.
 
-        The forecast is `frozen`, unless the job now runs on another pool, other GPUs or another plan.
+        It is the stored forecast `frozen`, unless the job now runs on another pool, other GPUs or another plan.
 
         Raises:
             RefusedReport: The pool of the report is not known, or the running plan cannot be forecast.

@@ -13,7 +13,7 @@ from tilecast_operator.controllers.contention import WriteContention
 from tilecast_operator.controllers.desired import (
     UNANNOTATED,
     DesiredTrainingJob,
-    MeasuredTarget,
+    TargetWithMeasurements,
     TrainingJobInputs,
     decide_training_job,
 )
@@ -53,13 +53,13 @@ class MeasuredTargetReader:
         self.observations = observations
         self.scores = scores
 
-    async def read_measured_target(
+    async def read_target_with_measurements(
         self, key: Key, seen: CachedObject[View], document: Document, before: TrainingJobStatus
-    ) -> MeasuredTarget:
+    ) -> TargetWithMeasurements:
         """Return the target and the measured steps of a job. Raise the errors of `TargetReader.find_target`."""
         target = await self._targets.find_target(key, document)
         await self.observations.read_annotations(key, seen, before, target)
-        return MeasuredTarget(
+        return TargetWithMeasurements(
             target,
             self.scores.get_measured_forecast(key),
             self.observations.find_refusal(key, document),
@@ -228,7 +228,7 @@ class TrainingJobController:
             fit = self._destinations.capacity.check_fit(key, None)
             # A job that runs keeps its forecast.
             return None if before.forecast else (replace(facts, answer=why, fit=fit, is_set_aside=True), seen)
-        evidence = await self._evidence.read_measured_target(key, seen, document, before)
+        evidence = await self._evidence.read_target_with_measurements(key, seen, document, before)
         facts = replace(facts, evidence=evidence)
         if facts.keeps_forecast or before.observed_generation == view.generation:
             self._context.answers.end_wait(key)

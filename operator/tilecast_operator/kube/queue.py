@@ -123,7 +123,7 @@ class KeyQueue(Generic[KeyT]):
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._stop_running(place.result())
+                self._remove_from_running(place.result())
                 self._make_ready(place.result())
             raise
 
@@ -170,14 +170,14 @@ class KeyQueue(Generic[KeyT]):
     def finish_key(self, key: KeyT) -> None:
         """Record that the work on a key has ended or failed."""
         self._last_progress = self._clock()
-        self._stop_running(key)
+        self._remove_from_running(key)
         self._admitted.discard(key)
         if key in self._again:
             self.add(key, in_background=self._again.pop(key))
         self._admit_background()
         self._serve_idle_workers()
 
-    def _stop_running(self, key: KeyT) -> None:
+    def _remove_from_running(self, key: KeyT) -> None:
         namespace = self._namespace_of(key)
         self._running.discard(key)
         self._running_of[namespace] -= 1

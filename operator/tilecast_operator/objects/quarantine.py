@@ -32,7 +32,10 @@ def harmless_part(body: Document) -> Document | None:
 
 
 def make_minimal_job(body: Document) -> dict[str, Any]:
-    """Return a quarantined job reduced to short metadata, suspension, target and a small status."""
+    """Return a copy of a quarantined job with its suspend fields, mode, target, and short labels and annotations.
+
+    Its status is kept only if it is small.
+    """
     metadata = as_mapping(body.get("metadata"))
     spec = as_mapping(body.get("spec"))
     plain: dict[str, Any] = {name: metadata[name] for name in _OF_METADATA if name in metadata}

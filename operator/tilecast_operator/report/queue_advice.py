@@ -202,7 +202,9 @@ def _find_most_shift_s(position: QueuePosition) -> float:
 
 
 def _is_near_time(before: str | None, time: str | None, now_s: float, most_s: float = math.inf) -> bool:
-    """Return whether two times differ by less than forecasts can tell, or are both unknown.
+    """Return whether a new time is so close to the shown one that the uncertainty of forecasts explains the difference.
+
+    If one of the times is unknown, return whether both are.
 
     Args:
         before: The time that is shown.

@@ -549,9 +549,10 @@ def recommend_choice(request: Request, choices: Iterable[Choice]) -> Choice:
 
 
 def _recommend(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, Decision]:
-    """Return the recommended choice among pools, and the rule by which it was preferred to the best forecast.
+    """Return the recommended one of the pools' choices, and the rule that decided.
 
-    The candidates are the choices that are near the best plan of all pools, and the choice of that plan's pool.
+    A pool takes part if the value of its choice is at most `MOST_BEHIND` times the best forecast of any plan. The pool
+    with that forecast always takes part. If it is recommended, the rule is the one that chose its plan within the pool.
     """
     first = min(ranked, key=lambda item: item.best)
     table = _ComparedColumns.from_choices(request, ranked)

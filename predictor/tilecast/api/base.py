@@ -364,10 +364,10 @@ def _suggest_name(word: str, names: Sequence[str], otherwise: str = "known here:
 
 
 def _find_field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
-    """Return the field at a pydantic error location in `schema`, and the model class that the field contains.
+    """Return the model class in the type of the field at a pydantic error location in `schema`, and the field.
 
-    The order is (model class, field). The class is None if the field does not exist or its type contains no model. The
-    field is None if it does not exist or the location is empty.
+    The class is None if the field does not exist or its type contains no model. The field is None if it does not exist.
+    For an empty location, return `schema` and None.
     """
     current: type[ApiModel] | None = schema
     field: FieldInfo | None = None

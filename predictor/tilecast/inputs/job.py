@@ -316,8 +316,8 @@ def _find_config_in_folder(job: str) -> str | None:
 def _build_adapter_job(options: JobOptions, config: Document) -> JobInput:
     """Return the job that trains a PEFT LoRA adapter on its base model.
 
-    The flag `--lora-rank` takes precedence over the adapter's rank. A warning says which parts of the adapter are
-    priced and lists the fields that are not.
+    The flag `--lora-rank` takes precedence over the adapter's rank. A warning says how the adapter is forecast
+    and lists its fields that the forecast ignores.
 
     Raises:
         SpecError: the adapter is not a LoRA, or its base model is not a preset.

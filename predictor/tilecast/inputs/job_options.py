@@ -189,5 +189,5 @@ class JobOptions:
 
     @property
     def title(self) -> str:
-        """Name of the job in errors: the name or path that the user gave, or "model" for an object."""
+        """Name of the job in errors: the name or path that the user gave, or "model" if it is a Python object."""
         return self.job if isinstance(self.job, str) else "model"

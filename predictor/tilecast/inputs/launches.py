@@ -175,7 +175,7 @@ def explain_baseline(reading: LaunchReading, pools: Sequence[Pool]) -> str:
 
 
 def add_launch_plan(runs: Sequence[UnresolvedRun], launched: Baseline) -> list[UnresolvedRun]:
-    """Return measured runs with the plan of a launch added to those that state no plan and have equally many GPUs."""
+    """Return measured runs. A run without a plan gets the plan of a launch that has as many GPUs as the run."""
     return [replace(run, plan=launched.plan) if run.plan is None and run.gpus == launched.gpus else run for run in runs]
 
 

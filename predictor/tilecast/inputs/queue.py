@@ -102,7 +102,7 @@ class QueueDocuments:
         )
 
     def split_off_added_job(self, added: Sequence[Document]) -> tuple[QueueDocuments, Document]:
-        """Return these documents without the job in `added`, and that job.
+        """Return a copy of the queue's documents without the one job that is also in `added`, and that job.
 
         Args:
             added: documents, of which exactly one is a job.

@@ -253,7 +253,10 @@ def _is_other_correction(one: Correction, other: Correction, tolerance: float) -
 
 @cache
 def shipped_deviations() -> Mapping[str, float]:
-    """Return the standard deviation of each level of deviations from `calibration.toml`, by level name."""
+    """Read `calibration.toml` and return the standard deviations in it, by level name.
+
+    The levels include the software, a single run and a report.
+    """
     file = NumbersFile.read_shipped("tilecast.learning", "calibration.toml")
     return file.read_numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 

@@ -57,8 +57,8 @@ class MetricRow:
 def find_metric_run(rows: Sequence[MetricRow], name: str) -> LoggedRun | None:
     """Return the run from rows of metrics in recorded order, or None if there are too few steps.
 
-    The step times come from a metric with the duration of a step. If no such metric has enough steps, they come from a
-    metric with a time, or else from the times of the rows with the most frequent training metric.
+    Step times come from the first of these sources that has enough steps: a metric that holds step durations; a metric
+    that holds clock times, such as `_timestamp`; the times at which the most frequent training metric was recorded.
 
     Args:
         rows: the rows.

@@ -36,7 +36,7 @@ def advice_json(advice: Advice) -> str:
 
 
 def advice_csv(advice: Advice) -> str:
-    """Return the advice as CSV with one line per pool. Offers come first, in rank order, then rejected pools."""
+    """Return the advice as CSV with one line per pool. Pools with an offered plan come first, in rank order."""
     rows: list[Sequence[object]] = [
         (
             "pool",

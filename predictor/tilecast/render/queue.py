@@ -25,7 +25,7 @@ _TOTALS = ("", "MEAN", "P99", "LAST", "COST", "FAIRNESS", "LATE")
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """The plan of a queue if the pools had other node counts."""
+    """A change in the node counts of the pools, and the plan of the queue after it."""
 
     nodes: Mapping[str, int]
     """Change in the number of nodes, by pool. A negative number removes nodes."""
@@ -39,11 +39,12 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class QueueScreen:
-    """A queue's plan, the jobs that are not planned, and optionally the plan with other node counts."""
+    """What is shown about a queue: its plan, the jobs that are not planned, and answers to further questions."""
 
     report: QueueReport
     unplanned: tuple[UnplannedJob, ...]
     what_if: NodeChange | None = None
+    """Plan with other node counts. None if the user asks for none."""
     other_order: QueueReport | None = None
     """Plan of the same jobs in the other order of `ORDERS`."""
     submitted: SubmittedJob | None = None

@@ -64,7 +64,7 @@ def format_scan_table(rows: Sequence[Any]) -> str:
 
 
 def format_scan_html(rows: Sequence[Any]) -> str:
-    """Return an HTML page with the table."""
+    """Return an HTML page with a table of the scanned jobs."""
     items = [dict(zip(_TITLES, _list_cells(row), strict=True)) for row in rows if row.outcome != "notRead"]
     notes = [
         *_list_sentences(rows),

@@ -29,7 +29,7 @@ from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
 from tilecast.step.distinct import Column, DistinctValues, StepInputs, Value
-from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch, visible_send_seconds
+from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, compute_micro_batch, visible_send_seconds
 from tilecast.step.replicas import (
     SyncSeconds,
     exposed_and_hidden_seconds,
@@ -249,7 +249,7 @@ class Steps:
             runs_hooks=any(frameworks.find_framework(workload).zero_tensor_us),
             micro=evaluate_per_distinct(
                 ("shard", "checkpointing", "links", "pipeline"),
-                lambda sharded, plans, rows: micro_batch(sharded, plans, priced, passes.take(rows)),
+                lambda sharded, plans, rows: compute_micro_batch(sharded, plans, priced, passes.take(rows)),
             ),
             boundary_s=evaluate_per_distinct(("shard", "degrees"), boundary_seconds_at),
             held=held,

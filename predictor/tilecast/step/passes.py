@@ -208,7 +208,7 @@ class MicroBatch(StageSeconds):
         return StageSeconds(self.communication_s, self.backward_s, self.slowest_s, self.all_s)
 
 
-def micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
+def compute_micro_batch(sharded: ShardedGraph, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
     """Return the seconds of a micro-batch of each plan.
 
     A pipeline stage runs its layers. The first stage also runs the blocks before the layers, and the last the blocks

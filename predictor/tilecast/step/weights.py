@@ -52,9 +52,10 @@ def weight_copy_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
 
 
 def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Floats:
-    """Return the bytes that every micro-batch moves for weights and gradients, besides those of its operators, (n,).
+    """Return the memory traffic of copies and conversions of weights and gradients in a micro-batch, in bytes, (n,).
 
-    These are casts of weights, and conversion and accumulation of gradients. ZeRO also copies weights out of a gather
+    Weights are cast, and gradients are converted and accumulated. The traffic of the model's operators is not counted.
+    ZeRO also copies weights out of a gather
     and gradients into a scatter. Accumulation that is fused with a matrix product moves no bytes. A rank that stores a
     share of the gradients accumulates only this share.
     """

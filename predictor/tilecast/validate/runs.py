@@ -1,6 +1,6 @@
 """Forecast measured training steps, one for each row of a runs table.
 
-`group_runs` groups rows with equal workload and pool, `price_group` prices the plans of a group, and `forecast_rows`
+`group_runs` groups rows with equal workload and pool, `forecast_group` prices the plans of a group, and `forecast_rows`
 does both. Rows often lack parts of their plan, so `interpret_plan` chooses among the possible plans.
 """
 
@@ -130,12 +130,12 @@ def forecast_rows(rows: Sequence[Row], track: Track = iterate_without_progress) 
     groups, refused = group_runs(rows)
     forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
     for group in track(groups, "groups of runs"):
-        priced = price_group(group)
+        priced = forecast_group(group)
         forecasts |= {member.index: forecast_member(group, priced, member) for member in group.members}
     return [forecasts[index] for index in range(len(rows))]
 
 
-def price_group(group: RunGroup, fitted: Constants | None = None) -> PricedPlans:
+def forecast_group(group: RunGroup, fitted: Constants | None = None) -> PricedPlans:
     """Return step times and memory of all plans of a group.
 
     Args:
@@ -292,7 +292,7 @@ def forecast_member(group: RunGroup, priced: PricedPlans, member: GroupMember) -
 
     Args:
         group: the group.
-        priced: step times and memory of its plans, from `price_group`.
+        priced: step times and memory of its plans, from `forecast_group`.
         member: the row.
     """
     one = interpret_plan(group.workload, priced, member)

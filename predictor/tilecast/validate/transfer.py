@@ -177,7 +177,7 @@ class PairErrors:
 
 
 def shared_pair_levels(subjects: TransferRuns, known_rows: Ints, target_rows: Ints) -> Mask:
-    """Return at which of the 6 `LEVELS` of `job_calibration` the rows of each pair agree, a mask (6, P)."""
+    """Return a mask (6, P): whether the two rows of each pair agree at each of the `LEVELS` of `job_calibration`."""
     return np.concatenate(
         [
             find_shared_levels(

@@ -403,9 +403,9 @@ def has_equal_sequences(model: Model) -> bool:
 
 
 def has_equal_samples(model: Model) -> bool:
-    """Return whether all ranks get samples of one size that the host need not decode: packed sequences, or latents.
+    """Return whether the samples of all ranks have the same size and need no decoding on the host.
 
-    The result is False for a traced model, where this is unknown.
+    This holds for packed sequences and for latents. The result is False for a traced model, where it is unknown.
     """
     return has_equal_sequences(model) or (model.trace is None and FAMILIES[model.family].latents)
 

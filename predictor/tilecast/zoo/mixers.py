@@ -73,7 +73,7 @@ class Hybrid(Transformer):
 class Mixer:
     """A token mixer under construction: its operators, its parameters, and the bytes saved for the backward pass.
 
-    Parameters and bytes are columns over shards, (S,).
+    Parameters and bytes have one value for each of the S distinct shards of the plans, (S,).
     """
 
     name: str

@@ -105,7 +105,7 @@ def add_modulated_norm(net: NetworkBuilder, tokens: float, width: int, *, weight
 
 
 def add_gated_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
-    """Add the residual sum of a sublayer. Scales computed from the vector multiply the sublayer's output first."""
+    """Multiply a sublayer's output by gates computed from the modulation vector, and add it to the residual stream."""
     elements = net.batch * tokens * width
     net.keep_elements(elements)
     net.add_pointwise("gate", elements, reads=2.0, kernels=2, backward=(2.0, 1.0))

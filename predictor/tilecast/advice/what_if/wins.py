@@ -389,7 +389,7 @@ def _find_lowest_speed(wins: Callable[[int], bool]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _NeighbourPlan:
-    """A neighbour of the recommended plan, with the ratio of its amount to that of the recommended plan."""
+    """A plan near the recommended one, and its ratio to it in the quantity that the objective minimises."""
 
     request: Request
     best: Choice

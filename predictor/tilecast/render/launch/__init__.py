@@ -97,7 +97,7 @@ class Launcher:
 
     @property
     def source(self) -> str:
-        """Reference to the definition of the options."""
+        """Reference to the files of the framework that define the options of its launcher."""
         return OptionTable.read(self.options).source
 
 

@@ -339,8 +339,8 @@ def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shap
     """Add the region proposal network: a 3x3 convolution per level, then a score and a box for each anchor."""
     anchors = _SHAPES * (_SIZES if len(levels) == 1 else 1)
 
-    def add_anchors() -> None:
-        """Add the convolutions of one level."""
+    def add_level_head() -> None:
+        """Add the proposal head on one feature level: a shared convolution, then scores and boxes of the anchors."""
         net.add_conv(net.channels, 3, bias=True)
         net.add_activation()
         if dims.guided:
@@ -350,7 +350,7 @@ def _add_region_proposals(net: NetworkBuilder, dims: TwoStage, levels: list[Shap
         net.continue_from(entry)
         net.add_conv(anchors * 4, 1, bias=True)
 
-    add_shared_head(net, levels, add_anchors)
+    add_shared_head(net, levels, add_level_head)
     raise_peak_to_overlaps(net, dims, levels, anchors)
     net.add_host_operator("propose", _JOINED + (MATCHING + _PROPOSING) * net.batch)
 

@@ -69,8 +69,9 @@ _TASKS = {**dict.fromkeys(_ENCODERS, (*_OF_TEXT, "ForPreTraining")), "wav2vec2":
 def choose_auto_class(config: Mapping[str, Any], model: Model, default: str | None) -> str | None:
     """Return the suffix of the `AutoModel…` class for the head of a config's first architecture.
 
-    `default` is the suffix for the config's type, or None if the family decides. This default is returned unless the
-    architecture has another head in `_TASKS`. Models that are trained on another model's outputs get an empty string.
+    If the architecture has a head in `_TASKS`, return that head. If it is trained on the outputs of another model
+    (`...WithTeacher`), return an empty string. Otherwise return `default`, the suffix for the config's type, which is
+    None if the auto class follows from the model's family.
     """
     if not (FAMILIES[model.family].auto if default is None else default):
         return default
