@@ -520,6 +520,37 @@ def test_copies_and_comparisons_take_bounded_time() -> None:
     assert read_body(grow) == {"x": (1,)}
 
 
+@pytest.mark.parametrize("key", ["[1]", "{}", "None", "1"])
+def test_an_attribute_that_no_text_names_is_unknown(key: str) -> None:
+    assert read_body(f"c = C(x=1)\nreturn C(x=2, y=getattr(c, {key}, 3))")["x"] == (2,)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "z = [[0 for b in [0]] for c in [0] * 4000]",
+        "def inner():\n    return 0\nfor c in [0] * 4000:\n    inner()",
+    ],
+)  # fmt: skip
+def test_copies_of_many_variables_count_as_steps(more: str) -> None:
+    many = "\n".join(f"{', '.join(f'a{line}_{place}' for place in range(1024))} = [0] * 1024" for line in range(16))
+    with pytest.raises(SpecError, match="steps to follow"):
+        read_body(f"{many}\n{more}\nreturn C(x=1)")
+
+
+def test_a_comprehension_assigns_to_variables_around_it() -> None:
+    assert read_body("y = n = 1\nx = [(y := n) for n in [4, 5]]\nreturn C(x=x, y=y, n=n)") == {
+        "x": (4, 5), "y": (5,), "n": (1,),
+    }  # fmt: skip
+
+
+def test_a_class_of_a_class_with_fields_is_not_followed() -> None:
+    before = "class D(C):\n    x: int = 4096\nclass E(D):\n    pass\n"
+    with pytest.raises(SpecError, match="only a run would know"):
+        read_body("return E()", before)
+    assert read_body("return F(x=1)", "class E(C):\n    pass\nclass F(E):\n    pass\n")["x"] == (1,)
+
+
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     name = put(tmp_path, "llama3/config_registry.py", "\ufeff" + TITAN)
     assert readers.read_file(f"{name}:llama3_8b", gpus=8).model_name == "llama-3.1-8b"

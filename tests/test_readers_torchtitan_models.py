@@ -155,6 +155,43 @@ def test_a_model_that_dimensions_do_not_describe_is_refused(tmp_path: Path, flav
 
 
 @pytest.mark.parametrize(
+    ("stated", "other"),
+    [
+        ("n_layers=6", "n_layers='six'"),
+        ("n_layers=6", "n_layers=[6]"),
+        ("n_layers=6", "n_layers=True"),
+        ("n_heads=16", "n_heads=None"),
+        ("multiple_of=256", "multiple_of=0"),
+        ("multiple_of=256", "multiple_of=256, ffn_dim_multiplier=1e999"),
+        ("vocab_size=2048", "vocab_size=2048, vision_encoder=_vision_encoder_config(**TOWER)"),
+    ],
+)
+def test_a_dimension_that_is_no_number_is_refused(tmp_path: Path, stated: str, other: str) -> None:
+    tower = "TOWER = dict(dim=256, ffn_dim=512, num_layers=4, num_heads=4)\n"
+    put_packages(tmp_path, definition=tower + LLAMA.replace(stated, other))
+    with pytest.raises(SpecError, match="is no model that is known"):
+        readers.read_file(f"{tmp_path}/torchtitan/models/llama3/config_registry.py:small")
+
+
+def test_a_factor_of_none_changes_no_width(tmp_path: Path) -> None:
+    stated = "multiple_of=256"
+    put_packages(tmp_path, definition=LLAMA.replace(stated, f"{stated}, ffn_dim_multiplier=None"))
+    reading = readers.read_file(f"{tmp_path}/torchtitan/models/llama3/config_registry.py:small")
+    assert config_of(reading)["intermediate_size"] == 768
+
+
+def test_a_model_whose_definition_is_elsewhere_is_named_by_the_user(tmp_path: Path) -> None:
+    put_packages(tmp_path)
+    (tmp_path / "torchtitan/models/llama3/__init__.py").unlink()
+    recipe = tmp_path / "recipes/tests/features.py"
+    recipe.write_text(
+        REGISTRY.replace("{flavor}", "own").replace("from . import", "from torchtitan.models.llama3 import")
+    )
+    with pytest.raises(SpecError, match="name the model before --"):
+        readers.read_file(f"{recipe}:small")
+
+
+@pytest.mark.parametrize(
     "change",
     [
         "    extra: int = 3\n",
@@ -212,6 +249,7 @@ def test_a_hybrid_of_a_recipe_is_read_by_its_pattern(tmp_path: Path) -> None:
         ('hybrid_layer_pattern="ME|M*E"', "is not read"),
         ('hybrid_layer_pattern="MEM*E", mtp_num_layers=2', "not priced"),
         ('hybrid_layer_pattern="MEM*E", moe_latent_size=1024', "not priced"),
+        ('hybrid_layer_pattern="MEM*E", mamba_head_dim=0', "0 is no count"),
     ],
 )
 def test_another_hybrid_is_refused(tmp_path: Path, more: str, problem: str) -> None:

@@ -216,12 +216,13 @@ def _build_hybrid_model(facts: Facts) -> dict[str, Any]:
     vocab = vocab or facts.table.facts.get("vocabularies", {}).get(str(own.get("tokenizer", "")))
     if vocab is None:
         raise SpecError(facts.field("--vocab-size"), "is missing", "give --vocab-size, or name the model before --")
+    width = facts.count("model.mamba_head_dim", 64)
     config = {
         "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": pattern,
         "num_hidden_layers": len(pattern), "hidden_size": hidden, "vocab_size": vocab, "num_attention_heads": heads,
         "num_key_value_heads": own.get("kv_heads") or heads, "head_dim": own.get("head_dim") or hidden // heads,
-        "mamba_num_heads": own.get("mamba_heads") or 2 * hidden // own.get("mamba_head_dim", 64),
-        "mamba_head_dim": own.get("mamba_head_dim", 64), "ssm_state_size": own.get("mamba_state", 128),
+        "mamba_num_heads": own.get("mamba_heads") or 2 * hidden // width,
+        "mamba_head_dim": width, "ssm_state_size": own.get("mamba_state", 128),
         "n_groups": own.get("mamba_groups", 8), "intermediate_size": own.get("ffn") or 4 * hidden,
         "tie_word_embeddings": bool(own.get("tied", False)),
     }  # fmt: skip

@@ -336,6 +336,7 @@ class _Reader:
             return unknown(function.node.name)
         own = function.node.args
         names = [one.arg for one in (*own.posonlyargs, *own.args)]
+        self._count_steps(len(function.outer) // _PER_STEP)
         scope: _Scope = dict(function.outer)
         defaults = dict(zip(reversed(names), reversed(own.defaults), strict=False))
         defaults |= {one.arg: value for one, value in zip(own.kwonlyargs, own.kw_defaults, strict=True) if value}
@@ -463,8 +464,8 @@ class _Reader:
                 name = alias.asname or alias.name.partition(".")[0]
                 scope[name] = Symbol(name if alias.asname is None else alias.name)
         elif isinstance(node, ast.ClassDef):
-            base = ".".join(_split_dotted_name(node.bases[0])) if len(node.bases) == 1 else ""
-            scope[node.name] = Symbol(base) if base and _only_checks(node) else Symbol(node.name, is_own=True)
+            base = self._find_base(node, scope, module) if _only_checks(node) else ""
+            scope[node.name] = Symbol(base) if base else Symbol(node.name, is_own=True)
         elif isinstance(node, ast.Delete):
             for target in node.targets:
                 self._run_delete(target, scope, module)
@@ -474,6 +475,14 @@ class _Reader:
             raise SpecError(self.name, "uses nonlocal variables", "describe the job by flags")
         elif not isinstance(node, ast.Pass | ast.Assert):
             self._mark_unknown([node], scope, module)
+
+    def _find_base(self, node: ast.ClassDef, scope: _Scope, module: _Module) -> str:
+        """Return the name of a class's only base, or an empty text if the base has fields that are not interpreted."""
+        parts = _split_dotted_name(node.bases[0]) if len(node.bases) == 1 else []
+        owner = scope.get(parts[0], module.names.get(parts[0])) if parts else None
+        if not isinstance(owner, Symbol):
+            return ".".join(parts)
+        return "" if owner.is_own else ".".join([owner.name, *parts[1:]])
 
     def _end_uncertain_branch(self, block: _RunningBlock) -> NoReturn:
         """End a branch that may not run, and mark the rest of the call or loop as possibly not run."""
@@ -776,11 +785,14 @@ class _Reader:
             return unknown("a comprehension")
         if not isinstance(items, list | tuple) or _has_unknown_items(items):
             return unknown("a comprehension")
-        # Its variable is its own.
-        found = []
+        # Its variable is its own. Other variables that an item assigns are those around it.
+        self._count_steps(len(scope) // _PER_STEP)
+        before, inner, name, found = dict(scope), dict(scope), loop.target.id, []
         for item in items:
             self._count_steps()
-            found.append(self._evaluate(node.elt, {**scope, loop.target.id: item}, module))
+            inner[name] = item
+            found.append(self._evaluate(node.elt, inner, module))
+        scope |= {key: value for key, value in inner.items() if key != name and before.get(key, before) is not value}
         return found
 
     def _evaluate_dict(self, node: ast.Dict, scope: _Scope, module: _Module) -> dict[Any, Any]:
@@ -986,8 +998,8 @@ class _Reader:
             copied = self._copy_shallow(args[0])
             copied.fields |= keywords
             return copied
-        if last == "getattr" and len(args) > 1 and isinstance(args[0], BuiltObject) and args[1] in args[0].fields:
-            return args[0].fields[args[1]]
+        if last == "getattr" and len(args) > 1 and isinstance(args[0], BuiltObject) and isinstance(args[1], str):
+            return args[0].fields.get(args[1], unknown(last))
         if last in ("int", "len", "max", "min", "str", "bool", "isinstance", "hasattr", "getattr"):
             return _call_builtin(last, args)
         if last in _WRAPPERS and args and isinstance(args[0], Symbol | Function):

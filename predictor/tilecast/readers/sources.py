@@ -279,6 +279,8 @@ def _read_python(
                 return None
             site = beside.removesuffix(f"{package.name}/") + f"{module[0]}/"
             path = package.parent / module[0]
+            if not _can_read(folder, f"{site}{'/'.join(module[1:-1])}/__init__.py"):
+                return None
             return define_model(flavor, module[1:-1], lambda one: folder.read(site + one), path.parts)
 
         return read_torchtitan(settings, where, gpus, has_model, table, define)

@@ -6,10 +6,10 @@ dimensions as literals (torchtitan 0.3). They become the `config.json` of a mode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.readers.python import BuiltObject, ReadText, read_registered
 
 _Config = dict[str, Any]
@@ -41,7 +41,9 @@ def define_model(flavor: str, module: Sequence[str], read_text: ReadText, packag
     }  # fmt: skip
     tower = built.fields.get("vision_encoder")
     vision = _TOWERS[tower.name](tower.fields) if isinstance(tower, BuiltObject) and tower.name in _TOWERS else {}
-    if (tower is not None and not vision) or not all(map(_is_literal, (*config.values(), *vision.values()))):
+    if tower is not None and (not vision or layers.name not in _PAIRS):
+        return None
+    if not all(_is_literal(key, value) for key, value in (*config.items(), *vision.items())):
         return None
     if config.get("q_lora_rank") == 0:
         config["q_lora_rank"] = None
@@ -55,20 +57,25 @@ def define_model(flavor: str, module: Sequence[str], read_text: ReadText, packag
     return {"huggingFace": {"config": config}}
 
 
-def _is_literal(value: object) -> bool:
-    """Return whether a field of a config was read: a name, a list or a number."""
-    is_name = isinstance(value, str) and UNKNOWN not in value
-    return is_name or isinstance(value, list) or (isinstance(value, int) and 0 <= value < 2**31)
+_NAMES = ("model_type", "architectures", "deepstack_visual_indexes")
+"""Fields of a config that are no numbers."""
+
+
+def _is_literal(key: str, value: object) -> bool:
+    """Return whether a field of a config was read. Most fields are whole numbers."""
+    return key in _NAMES or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31)
 
 
 def _read_dimension(value: object) -> object:
     """Return a value, or the width of a gated feed-forward block of Llama (torchtitan 0.3, compute_ffn_hidden_dim)."""
     if not isinstance(value, BuiltObject) or value.name != "compute_ffn_hidden_dim":
         return value
-    hidden, unit, factor = value.fields.get("0"), value.fields.get("multiple_of", 1), value.fields.get(_FACTOR, 1)
+    hidden, unit, factor = value.fields.get("0"), value.fields.get("multiple_of", 1), value.fields.get(_FACTOR)
+    factor = 1 if factor is None else factor
     if not isinstance(hidden, int) or not isinstance(unit, int) or not isinstance(factor, int | float) or unit < 1:
         return None
-    return -(-int(factor * int(2 * 4 * hidden / 3)) // unit) * unit
+    width = factor * int(2 * 4 * hidden / 3)
+    return -(-int(width) // unit) * unit if math.isfinite(width) else None
 
 
 _FACTOR = "ffn_dim_multiplier"
