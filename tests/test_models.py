@@ -277,6 +277,15 @@ def test_dora_computes_the_norms_of_adapted_weights_and_scales_outputs(bits: int
     assert more["backward", "elementwise"] == pytest.approx(2 * tokens * 4 * h * (15 if is_eager else 5))
 
 
+def test_kernels_of_dora_have_a_row_for_each_shard() -> None:
+    """Those whose sizes are the same on all shards once had a single row."""
+    job = Workload(zoo.find_preset("llama-3-8b"), 512, 8, "bf16", lora_rank=8, frozen_bits=4, dora=True)
+    plans = Plans.from_plans(Plan(data=8), Plan(data=4, tensor=2), Plan(data=8, micro_batch=2))
+    graph = zoo.build_sharded_graph(job, plans).graph
+    assert {len(op.table) for block in graph.layers for op in block.ops if ".norm" in op.name} == {graph.shards}
+    assert graph.shards > 1
+
+
 def test_dropout_before_adapters_keeps_a_copy_and_a_mask_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.find_preset("llama-2-7b")
     job = Workload(model, 512, 1, lora_rank=16, framework="litgpt")

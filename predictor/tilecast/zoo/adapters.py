@@ -161,12 +161,13 @@ def _build_norms(workload: Workload, item: Linear) -> list[Op]:
     """
     numerics, rank = Numerics.from_workload(workload), float(workload.lora_rank)
     vector, element, name = numerics.vector, numerics.element, f"lora.{item.name}.norm"
-    outputs = item.outputs / item.modules
-    weight = np.asarray(item.inputs * outputs)
+    # A kernel needs a row for each shard, also if its sizes are the same on all.
+    inputs, outputs = item.inputs * np.ones_like(item.rows, float), item.outputs / item.modules
+    weight = inputs * outputs
     ops = [
-        layers.memory_pass(f"{name}.identity", vector, item.inputs * item.inputs, 0.0, element),
-        layers.gemm(f"{name}.down", numerics, item.inputs, rank, item.inputs),
-        layers.gemm(f"{name}.up", numerics, item.inputs, outputs, rank),
+        layers.memory_pass(f"{name}.identity", vector, inputs * inputs, 0.0, element),
+        layers.gemm(f"{name}.down", numerics, inputs, rank, inputs),
+        layers.gemm(f"{name}.up", numerics, inputs, outputs, rank),
     ]
     if workload.frozen_bits < 16:
         width = frameworks.frozen_weight_bits(workload) / 8
