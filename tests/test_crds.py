@@ -141,6 +141,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"steps": 5},
         {"sequenceLength": None},
         {"loraTargets": "attention"},
+        {"dora": True},
         {"quantization": "nf4"},
         {"quantization": "nf4", "loraRank": 8, "precision": "fp32"},
         {"serverUpdates": "asynchronous"},

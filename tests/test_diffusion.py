@@ -262,6 +262,17 @@ def test_adapters_freeze_the_weights_of_a_diffusion_transformer(name: str) -> No
     assert all(op.name != "linear.weight-gradient" for part in small.blocks for op in part.ops)
 
 
+@pytest.mark.parametrize("name", [COG2, FLUX])
+def test_dora_keeps_the_outputs_that_it_scales_in_a_diffusion_transformer(name: str) -> None:
+    """An adapter of rank r adds r (inputs + outputs) parameters, and its magnitudes as many as it has outputs."""
+    lora, dora = (adapted(name, 8, dora=one) for one in (False, True))
+    for plain, scaled in zip(lora.blocks, dora.blocks, strict=True):
+        sums = [op.table.groups()[0][2]["elements"][0] for op in plain.ops if op.name.endswith(".add")]
+        assert float(scaled.activation_bytes[0, 0] - plain.activation_bytes[0, 0]) == pytest.approx(4 * sum(sums))
+        assert (scaled.copied_bytes[0] > 0) == (scaled.parameters[0] > plain.parameters[0]) == bool(sums)
+        assert float(scaled.frozen_parameters[0]) == float(plain.frozen_parameters[0])
+
+
 def test_quantized_weights_of_a_diffusion_transformer_are_refused() -> None:
     with pytest.raises(SpecError, match=r"training\.quantization"):
         adapted(COG2, 8, frozen_bits=4)

@@ -234,6 +234,9 @@ def test_adapters_are_added_where_they_are_priced(launcher: str, stage: int) -> 
         output = printed(launcher, job, plan)
         assert output is not None
         assert f"model = peft.get_peft_model(model, LoraConfig({options}))" in output.script
+        output = printed(launcher, replace(job, dora=True), plan)
+        assert output is not None
+        assert f"model = peft.get_peft_model(model, LoraConfig({options}, use_dora=True))" in output.script
 
 
 @pytest.mark.parametrize(("launcher", "stage"), ADAPTING)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import frameworks, memory, zoo
-from tilecast.graph import Shards
+from tilecast.graph import KINDS, Block, Shards
 from tilecast.model import Model
 from tilecast.recomputation import Checkpointing
 from tilecast.spec import LORA_TARGETS, PRECISIONS, Attention, Framework, Plan, Plans, SpecError, Workload
@@ -236,6 +236,54 @@ def test_adapters_of_attention_alone_need_no_inputs_of_the_mlp() -> None:
     assert everywhere.activation_bytes[0, 0] - alone.activation_bytes[0, 0] == 2 * 512 * (h + f)
     assert (everywhere.parameters - alone.parameters)[0] == 16 * ((h + 2 * f) + (f + h))
     assert {op.name.split(".")[1] for op in alone.ops if op.name.startswith("lora.")} == {"attention"}
+
+
+@pytest.mark.parametrize("execution", ["eager", "compiled"])
+@pytest.mark.parametrize("bits", [16, 4])
+def test_dora_computes_the_norms_of_adapted_weights_and_scales_outputs(bits: int, execution: str) -> None:
+    """Held against formulas written by hand from torchtune's DoRALinear, for the projections of attention."""
+    model, tokens, rank = zoo.find_preset("llama-2-7b"), 512, 16
+    job = Workload(model, tokens, 1, "bf16", lora_rank=rank, lora_targets="attention", frozen_bits=bits)
+    job = replace(job, framework="torchtune", execution=execution)  # type: ignore[arg-type]
+    lora, dora = (zoo.build(replace(job, dora=one), WHOLE).layers[0] for one in (False, True))
+    h, is_eager = model.hidden, execution == "eager"
+    # Queries, keys, values and outputs: four weights of h x h.
+    assert (dora.parameters - lora.parameters)[0] == 4 * h
+    assert (dora.frozen_parameters == lora.frozen_parameters).all()
+    kept = dora.activation_bytes - lora.activation_bytes
+    assert kept[0, 0] == 2 * 2 * tokens * 4 * h  # the outputs of the layer and of its adapter, in 2 bytes
+    assert kept[2, 0] == 0
+    identity, weights = h * h, (3 if is_eager else 1) + (bits == 4)
+    assert dora.copied_bytes[0] == 2 * (identity + weights * h * h)
+    assert lora.copied_bytes[0] < dora.copied_bytes[0]
+
+    def total(block: Block, phase: str, kind: str) -> float:
+        """Return the FLOPs, or else the bytes, of the kernels of one kind in a layer."""
+        chosen = [op for op in block.ops if op.phase == phase and op.table.groups()[0][0] is KINDS[kind]]
+        return sum(float((op.table.flops() if kind == "gemm" else op.table.bytes())[0]) * op.count for op in chosen)
+
+    more = {
+        (phase, kind): total(dora, phase, kind) - total(lora, phase, kind)
+        for phase in ("forward", "backward")
+        for kind in ("gemm", "elementwise")
+    }
+    assert more["forward", "gemm"] == pytest.approx(4 * 2 * 2 * h * h * rank)
+    assert more["backward", "gemm"] == 0
+    norm = (6 if is_eager else 2) + 1  # and the identity
+    read = frameworks.frozen_weight_bits(job) / 8 + 2 if bits == 4 else 0.0
+    rescaled = 7 if is_eager else 0
+    expected = 4 * h * h * (2 * norm + read) + 2 * tokens * 4 * h * rescaled
+    assert more["forward", "elementwise"] == pytest.approx(expected)
+    assert more["backward", "elementwise"] == pytest.approx(2 * tokens * 4 * h * (15 if is_eager else 5))
+
+
+def test_kernels_of_dora_have_a_row_for_each_shard() -> None:
+    """Those whose sizes are the same on all shards once had a single row."""
+    job = Workload(zoo.find_preset("llama-3-8b"), 512, 8, "bf16", lora_rank=8, frozen_bits=4, dora=True)
+    plans = Plans.from_plans(Plan(data=8), Plan(data=4, tensor=2), Plan(data=8, micro_batch=2))
+    graph = zoo.build_sharded_graph(job, plans).graph
+    assert {len(op.table) for block in graph.layers for op in block.ops if ".norm" in op.name} == {graph.shards}
+    assert graph.shards > 1
 
 
 def test_dropout_before_adapters_keeps_a_copy_and_a_mask_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -603,6 +603,22 @@ def test_recipes_of_equal_meaning_are_read_as_equal_jobs(name: str, tmp_path: Pa
     assert (workload.lora_rank, workload.lora_targets, workload.frozen_bits < 16) == (32, "all", True)
 
 
+@pytest.mark.parametrize("component", ["lora_llama3_8b", "qlora_llama3_8b"])
+@pytest.mark.parametrize("word", ["true", "false"])
+def test_dora_of_torchtune_is_read(component: str, word: str, tmp_path: Path) -> None:
+    text = FINE_TUNING["torchtune"].replace("qlora_llama3_8b", component)
+    (tmp_path / "job.yaml").write_text(text.replace("  lora_rank: 32\n", f"  lora_rank: 32\n  use_dora: {word}\n"))
+    workload = read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8)).request().workload
+    assert (workload.lora_rank, workload.dora) == (32, word == "true")
+    assert (workload.frozen_bits < 16) == component.startswith("qlora")
+
+
+def test_dora_without_adapters_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(FULL.replace("llama3_8b\n", "llama3_8b\n  use_dora: true\n"))
+    with pytest.raises(SpecError, match=r"use_dora.*without adapters"):
+        read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8))
+
+
 @pytest.mark.parametrize(("bits", "optimizer"), [(4, "adamw4bit"), (8, "adamw8bit"), (8, "adamw4bit")])
 def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str, tmp_path: Path) -> None:
     text = (

@@ -209,6 +209,8 @@ class Workload:
     """Rank of the LoRA adapters on linear layers, the only weights that are trained. 0 trains every parameter."""
     lora_targets: LoraTargets = "all"
     """Linear layers with adapters: all, or only the projections of attention."""
+    dora: bool = False
+    """Whether adapters also train the norm of each row of the adapted weight (DoRA, arXiv 2402.09353)."""
     frozen_bits: int = 16
     """Bits per frozen weight of the layers under LoRA: 16, 8 or 4.
 

@@ -204,6 +204,10 @@ class Training(ApiModel):
         "Dense layers that get adapters: attention are its projections alone, PEFT's default for most models; all if "
         "absent."
     )
+    dora: bool | None = optional_field(
+        "Whether adapters also train the norm of each row of the adapted weight (DoRA), as torchtune and PEFT compute "
+        "it; false if absent."
+    )
     quantization: Quantization | None = optional_field(
         "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA), int8 8 bits "
         "(bitsandbytes); absent holds them in 16 bits."
@@ -272,6 +276,12 @@ class Training(ApiModel):
             lambda m: m.lora_targets is None or m.lora_rank is not None,
             "loraTargets says where adapters of LoRA are, and the job has none",
             "give loraRank, or leave loraTargets out",
+        ),
+        ValidationRule(
+            "!has(self.dora) || has(self.loraRank)",
+            lambda m: m.dora is None or m.lora_rank is not None,
+            "dora says how adapters of LoRA train, and the job has none",
+            "give loraRank, or leave dora out",
         ),
         ValidationRule(
             "!has(self.quantization) || has(self.loraRank)",

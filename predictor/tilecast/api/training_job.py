@@ -390,6 +390,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         steps=steps,
         lora_rank=training.lora_rank or 0,
         lora_targets=training.lora_targets or "all",
+        dora=training.dora or False,
         frozen_bits=FROZEN_BITS[training.quantization],
     )
 

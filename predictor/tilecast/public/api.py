@@ -120,6 +120,8 @@ class JobSettings(TypedDict, total=False):
     """Train only LoRA adapters of this rank."""
     lora_targets: str
     """all or attention."""
+    dora: bool
+    """Whether the adapters are DoRA's."""
     quantization: str
     """Quantization of the frozen weights under LoRA adapters."""
     steps: int | str

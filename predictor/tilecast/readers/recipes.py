@@ -516,6 +516,8 @@ def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Map
     option = ranked.find_option("quantized", "")
     if option and not has:
         ranked.facts[0].unpriced[option] = "quantized weights without adapters are not trained"
+    if ranked.stated("dora") and not has:
+        ranked.facts[0].unpriced[ranked.find_option("dora", "")] = "DoRA without adapters trains nothing"
     if option and quantization == "int8" and adapter == "qlora":
         ranked.facts[0].unpriced[option] = "QLoRA has weights in 4 bits"
     if not has:
@@ -531,6 +533,7 @@ def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Map
     return {
         "loraRank": training.get("loraRank") or rank,
         "loraTargets": chosen,
+        **({"dora": True} if ranked.stated("dora") else {}),
         "quantization": quantization or None,
     }
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 
-from tilecast import frameworks
+from tilecast import frameworks, fuse
 from tilecast.graph import Op
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
@@ -145,4 +146,80 @@ def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[
         ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs, trainable=True)
         ops += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * item.outputs, reads=2.0)
         parameters = parameters + rank * (item.inputs + item.outputs)
+        if workload.dora:
+            ops += _build_norms(workload, item) + _build_rescaling(numerics, item)
+            parameters = parameters + item.outputs
     return ops, parameters
+
+
+def _build_norms(workload: Workload, item: Linear) -> list[Op]:
+    """Return the forward kernels that compute the norm of each row of a dense layer's adapted weight.
+
+    The adapter's weight is its output for the identity matrix. It is scaled and added to the base weight, in passes of
+    their own unless element-wise operators are fused. A quantized base weight is dequantized once more. Nothing of this
+    has a gradient (torchtune, modules/peft/dora.py: DoRALinear; PEFT, tuners/lora/dora.py).
+    """
+    numerics, rank = Numerics.from_workload(workload), float(workload.lora_rank)
+    vector, element, name = numerics.vector, numerics.element, f"lora.{item.name}.norm"
+    # A kernel needs a row for each shard, also if its sizes are the same on all.
+    inputs, outputs = item.inputs * np.ones_like(item.rows, float), item.outputs / item.modules
+    weight = inputs * outputs
+    ops = [
+        layers.memory_pass(f"{name}.identity", vector, inputs * inputs, 0.0, element),
+        layers.gemm(f"{name}.down", numerics, inputs, rank, inputs),
+        layers.gemm(f"{name}.up", numerics, inputs, outputs, rank),
+    ]
+    if workload.frozen_bits < 16:
+        width = frameworks.frozen_weight_bits(workload) / 8
+        ops.append(layers.memory_pass(f"{name}.dequantize", vector, weight, width, element))
+    eager = [
+        *layers.elementwise(f"{name}.scale", numerics, weight, 1.0, 1.0),
+        *layers.elementwise(f"{name}.add", numerics, weight, 2.0, 1.0),
+        *layers.elementwise(f"{name}.reduce", numerics, weight, 1.0, 0.0),
+    ]
+    ops += layers.replace_when_fused("elementwise", eager, layers.elementwise(name, numerics, weight, 2.0, 0.0))
+    return [replace(op, count=item.modules) for op in ops]
+
+
+def _build_rescaling(numerics: Numerics, item: Linear) -> list[Op]:
+    """Return the kernels that scale the outputs of a dense layer and of its adapter by DoRA's magnitudes over norms.
+
+    The result is (scale - 1) * base + scale * adapter + base. The last sum is counted with the adapter. The backward
+    pass multiplies the gradient by both scales, and sums its products with both outputs over rows, which are the
+    gradients of the scale. Fused, the forward pass is part of the adapter's sum, and the backward pass is one kernel.
+    """
+    name, elements = f"lora.{item.name}.rescale", item.rows * item.outputs
+    eager = layers.elementwise(name, numerics, elements, 4 / 3, 1.0, count=3.0)
+    if not numerics.training:
+        return layers.drop_when_fused("elementwise", eager)
+    eager += layers.elementwise(f"{name}.gradient", numerics, elements, 10 / 7, 5 / 7, phase="backward", count=7.0)
+    fused = layers.elementwise(f"{name}.gradient", numerics, elements, 3.0, 2.0, phase="backward")
+    return layers.replace_when_fused("elementwise", eager, fused)
+
+
+def count_rescaled_bytes(workload: Workload, linears: Sequence[Linear]) -> Floats:
+    """Return the bytes that DoRA adds to those saved for the backward pass, (S,). Without DoRA, it is 0.
+
+    The gradient of a magnitude needs the output of the dense layer and that of its adapter.
+    """
+    if not (workload.dora and workload.training):
+        return np.zeros(1)
+    element = Numerics.from_workload(workload).element
+    return sum((2 * element * item.rows * item.outputs for item in list_adapted(workload, linears)), np.zeros(1))
+
+
+def largest_norm_bytes(workload: Workload, linears: Sequence[Linear]) -> Floats:
+    """Return the most bytes that exist at one time while DoRA computes the norms of one layer, (S,).
+
+    These are the identity matrix and the weight of the adapter. Eager code also holds that weight scaled and the sum
+    with the base weight. A quantized base weight is dequantized beside them.
+    """
+    if not workload.dora:
+        return np.zeros(1)
+    numerics, copies = Numerics.from_workload(workload), 1.0 + (workload.frozen_bits < 16)
+    copies += 0.0 if "elementwise" in fuse.passes(workload) else 2.0
+    sizes = [
+        numerics.element * item.inputs * (item.inputs + copies * item.outputs / item.modules)
+        for item in list_adapted(workload, linears)
+    ]
+    return np.asarray(reduce(np.maximum, sizes, np.zeros(1)))

@@ -15,7 +15,7 @@ from tilecast.graph import Block, Graph, Shards
 from tilecast.model import Dimensions
 from tilecast.spec import SpecError, Workload
 from tilecast.zoo import layers
-from tilecast.zoo.adapters import build_adapters
+from tilecast.zoo.adapters import build_adapters, count_rescaled_bytes, largest_norm_bytes
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
@@ -77,7 +77,13 @@ def _build_block(
     block = build_uniform_block(name, len(shards), net.ops, net.parameters, net.activation_bytes, frozen=frozen)
     if frozen:
         ops, added = build_adapters(workload, net.linears)
-        block = replace(block, ops=(*block.ops, *ops), parameters=block.parameters + added)
+        block = replace(
+            block,
+            ops=(*block.ops, *ops),
+            parameters=block.parameters + added,
+            activation_bytes=block.activation_bytes + count_rescaled_bytes(workload, net.linears),
+            copied_bytes=largest_norm_bytes(workload, net.linears),
+        )
     kept, selective, full = block.activation_bytes
     read = batch * tokens * width * net.numerics.element
     return replace(block, repeat=repeat, activation_bytes=np.stack([kept, selective, np.minimum(full, read)]))

@@ -26,8 +26,10 @@ from tilecast.zoo.adapters import (
     build_adapters,
     count_dropout_bytes,
     count_quantized_head,
+    count_rescaled_bytes,
     dequantize_head,
     dequantize_weights,
+    largest_norm_bytes,
     largest_quantized_weight,
 )
 from tilecast.zoo.dimensions import Transformer
@@ -250,6 +252,8 @@ def build_layer(
             ops += tuple(dequantize_weights(workload, parts, calls))
             copies = frameworks.find_framework(workload).dequantized_copies
             copied = copies * numerics.element * largest_quantized_weight(parts, calls)
+        copied = np.maximum(copied, largest_norm_bytes(workload, whole.linears))
+        parts.append(Sublayer.from_kept_bytes(count_rescaled_bytes(workload, whole.linears)))
     if workload.lora_rank and workload.training and frameworks.find_framework(workload).adapter_dropout:
         parts.append(Sublayer.from_kept_bytes(count_dropout_bytes(workload, whole.linears)))
     if numerics.frozen_input:

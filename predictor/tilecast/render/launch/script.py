@@ -106,6 +106,7 @@ def model_lines(setting: LaunchSetting) -> list[str]:
         # Without target_modules PEFT chooses projections of attention.
         targets = f"r={workload.lora_rank}"
         targets += ', target_modules="all-linear"' if workload.lora_targets == "all" else ""
+        targets += ", use_dora=True" if workload.dora else ""
         lines.append(f"model = peft.get_peft_model(model, LoraConfig({targets}))")
     if workload.memory_format == "channelsLast":
         lines.append("model = model.to(memory_format=torch.channels_last)")
