@@ -633,6 +633,18 @@ def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str,
     assert (workload.frozen_bits, workload.optimizer) == (bits, optimizer)
 
 
+def test_relora_is_lora_between_its_merges(tmp_path: Path) -> None:
+    added = "relora: true\nrelora_prune_ratio: 0.9\nrelora_cpu_offload: false\njagged_restart_steps: 150\n"
+    (tmp_path / "job.yaml").write_text(FINE_TUNING["axolotl"] + added)
+    found = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    (tmp_path / "job.yaml").write_text(FINE_TUNING["axolotl"])
+    plain = readers.read_file(str(tmp_path / "job.yaml"), gpus=8)
+    assert (found.training, found.plan, found.unpriced, found.unknown) == (plain.training, plain.plan, {}, ())
+    assert [note for note in found.notes if note not in plain.notes] == [
+        "The adapters are merged into the weights now and then (relora), which is not priced."
+    ]
+
+
 WRAPPED = FINE_TUNING["torchtune"].replace("checkpointing: true", "checkpointing: false")
 
 
@@ -778,6 +790,7 @@ def test_axolotl_may_state_the_samples_of_a_rank(tmp_path: Path) -> None:
             "beside an optimizer on the GPU are not priced",
         ),
         ("a.yaml", FINE_TUNING["axolotl"] + "qat:\n  weight_dtype: int4\n", "quantization-aware training"),
+        ("a.yaml", FINE_TUNING["axolotl"].replace("adapter: qlora\n", "") + "relora: true\n", "no adapters to merge"),
         ("a.yaml", FINE_TUNING["axolotl"] + "batch_size: 6\n", "batch_size: 6 is not 4 (accumulation) x 2"),
         ("a.yaml", FINE_TUNING["axolotl"] + "load_in_8bit: true\n", "QLoRA has weights in 4 bits"),
         ("a.yaml", FINE_TUNING["axolotl"].replace("qlora", "lora") + "load_in_8bit: true\n", "INT8 weights that ranks"),

@@ -116,6 +116,13 @@ def read_recipe(
     training["precision"], weights = _read_precision(ranked, name, zero >= 2)
     training |= drop_none({"weights": weights, "offload": offload})
     training |= _read_adapters(ranked, name, rank, training)
+    if ranked.stated("relora"):
+        if training.get("loraRank"):
+            notes.append("The adapters are merged into the weights now and then (relora), which is not priced.")
+        else:
+            ranked.facts[0].unpriced.setdefault(
+                ranked.find_option("relora", "relora"), "there are no adapters to merge"
+            )
     if training.get("quantization") == "int8" and zero >= 2:
         option = ranked.find_option("quantized", "quantization")
         ranked.facts[0].unpriced.setdefault(option, "bitsandbytes has no INT8 weights that ranks share")
