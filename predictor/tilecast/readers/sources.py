@@ -266,7 +266,7 @@ def _read_python(
         for one in found
         if one.values and (one.values != (None,) or "bare" in options.options.get(spell_option(one.option), {}))
     ]
-    settings = [*map(_join_layout, settings), *over]
+    settings += over
     if table == "torchtitan-0.3":
         # The folder of a registry is named after its model. A file elsewhere imports the model's registry.
         module = next((one.text for one in settings if one.option == "model_spec"), "").split(".")
@@ -287,20 +287,6 @@ def _read_python(
     if gpus_in_name := _GPUS.search(function):
         gpus = int(gpus_in_name[1])
     return read_megatron(settings, where, "pretrain_gpt.py", gpus, has_model, table)
-
-
-_STAGE_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-"""Letters of Megatron's pipeline layouts for the names that a list of lists has (core/transformer/enums.py)."""
-
-
-def _join_layout(setting: Setting) -> Setting:
-    """Return a pipeline layout that was written as a list of stages in Megatron's other form, a text."""
-    if not setting.option.endswith("pipeline_model_parallel_layout") or len(setting.values) < 2:
-        return setting
-    stages = [one if isinstance(one, tuple) else (None,) for one in setting.values]
-    if any(word not in _STAGE_LETTERS for stage in stages for word in stage):
-        return setting
-    return Setting(setting.option, ("|".join("".join(map(_STAGE_LETTERS.__getitem__, one)) for one in stages),))
 
 
 def list_configurations(name: str) -> list[tuple[str, str]]:

@@ -39,7 +39,7 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class QueueScreen:
-    """What is shown about a queue: its plan, the jobs that are not planned, and answers to further questions."""
+    """Screen of a queue: its plan, the jobs that are not planned, and answers to further questions."""
 
     report: QueueReport
     unplanned: tuple[UnplannedJob, ...]

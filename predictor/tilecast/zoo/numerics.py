@@ -112,12 +112,12 @@ class Numerics:
 
     @property
     def in_fp32(self) -> Numerics:
-        """The same numerics, but with tensors in FP32."""
+        """Copy of the numerics with tensors in FP32."""
         return replace(self, vector="fp32", element=4.0)
 
     @property
     def unquantized(self) -> Numerics:
-        """The same numerics, but with products in 16 bits, as for router and head of an FP8, MXFP8 or NVFP4 job.
+        """Copy of the numerics with products in 16 bits, as for router and head of an FP8, MXFP8 or NVFP4 job.
 
         Sources: Megatron-Core, transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's
         filter skips `output`.
