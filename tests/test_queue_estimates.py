@@ -130,6 +130,23 @@ async def estimating(store: WritingStore, names: Sequence[str], **settings: Any)
         yield running
 
 
+@pytest.mark.slow
+async def test_jobs_of_one_second_are_planned_in_the_order_of_their_workloads() -> None:
+    store, names = WritingStore(), ["a", "b", "c", "d", "e", "f"]
+    async with estimating(store, names) as running:
+        for name, uid in zip(names, ("6", "2", "5", "1", "4", "3"), strict=True):
+            created = "2026-01-01T00:00:01Z" if name == "f" else "2026-01-01T00:00:00Z"
+            store.workloads[f"for-{name}"]["metadata"] |= {"uid": uid, "creationTimestamp": created}
+
+        def are_in_turn() -> bool:
+            places = [running.planned.get_position(Key("Job", "default", name)) for name in "dbecaf"]
+            waits = [(str(place.pool), place.position or 0) for place in places if place]
+            pools = {pool: [number for of, number in waits if of == pool] for pool, _ in waits}
+            return len(waits) == len(names) and all(numbers == sorted(numbers) for numbers in pools.values())
+
+        await until(are_in_turn, "the order of the Workloads")
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), NotLeaderError("no"), ApiError(403, "no"), ApiError(500, "no")])
 @pytest.mark.slow
 async def test_a_workload_that_cannot_be_written_keeps_no_other_job_from_its_estimates(error: Exception) -> None:

@@ -369,6 +369,20 @@ def test_quotas_that_contradict_a_job_name_it_and_the_rest_is_planned() -> None:
     assert places["Job/default/b"].pool == "fast"
 
 
+def test_jobs_of_one_second_start_in_the_order_of_their_workloads() -> None:
+    turns = {"a": (NOW_S - 1, "z"), "b": (NOW_S - 1, "x"), "c": (NOW_S - 1, "y"), "d": (NOW_S - 2, "zz"), "e": None}
+    rows = [
+        row(name, option("fast", 10.0), created_s=NOW_S - 3 if name == "d" else NOW_S - 1, turn=turn)
+        for name, turn in turns.items()
+    ]
+    for some in (rows, rows[::-1]):
+        plan = queue_rows.plan_rows(QueueState(some, (), POOLS[:1]), "completion", {}, NOW_S)
+        assert plan.report is not None
+        names = [job.name for job in plan.report.solution.columns.problem.jobs]
+        starts = [plan.report.job_times[place].start_s for place in range(5)]
+        assert [name[-1] for _, name in sorted(zip(starts, names, strict=True))] == ["d", "e", "b", "c", "a"]
+
+
 def test_what_kueue_would_do_alone_is_not_what_was_planned_before() -> None:
     rows = [row(name, option("fast", 10.0, 1), option("fast", 2.0, 8), option("slow", 11.0, 1)) for name in "abc"]
     plans = [

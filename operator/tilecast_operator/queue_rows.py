@@ -48,6 +48,8 @@ class QueueRow:
     """Time at which the job started. None while it waits."""
     is_endless: bool = False
     """Whether the end of the job is unknown. It then counts as ended at the upper end of its forecast."""
+    turn: tuple[float, str] | None = None
+    """Creation time and UID of the job's Workload, by which Kueue sorts jobs of one priority. None if unknown."""
 
     @property
     def name(self) -> str:
@@ -152,7 +154,8 @@ def plan_rows(state: QueueState, policy: str, previous_places: Mapping[str, Plac
         now_s: Unix time, in seconds.
     """
     jobs, refused = list[QueuedJob](), list(state.refused)
-    for row in state.rows:
+    # The planner keeps this order among jobs that arrived in the same second.
+    for row in sorted(state.rows, key=lambda row: row.turn or (row.created_s, "")):
         try:
             job = _make_queued_job(row, previous_places.get(row.name), now_s)
         except SpecError as error:
@@ -175,7 +178,7 @@ def _make_queued_job(row: QueueRow, previous_place: Place | None, now_s: float) 
     job = QueuedJob(
         name=row.name,
         options=options,
-        arrival_s=min(row.created_s - now_s, 0.0),
+        arrival_s=min((row.turn[0] if row.turn else row.created_s) - now_s, 0.0),
         weight=row.weight,
         owner=row.key.namespace,
         own_weight=row.own_weight,

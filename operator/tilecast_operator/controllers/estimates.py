@@ -23,6 +23,7 @@ from tilecast_operator.kube.controller_state import StateTable
 from tilecast_operator.kube.documents import EventContent
 from tilecast_operator.kube.fair_limiter import PermitRequest
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.times import parse_time
 from tilecast_operator.objects.kinds import KINDS, make_object_path
 
 ESTIMATE = "Estimate"
@@ -45,6 +46,8 @@ class EstimateWriter:
         self._tries: StateTable[int] = context.records.add_table()
         self._written: StateTable[tuple[str, Mapping[str, str]]] = context.records.add_table()
         """UID of each job with written estimates, and the estimates."""
+        self._turns: StateTable[tuple[str, tuple[float, str]]] = context.records.add_table()
+        """UID of each job with a Workload, and creation time and UID of the Workload."""
         self._longest_s: Mapping[Key, float] = {}
         """Seconds of the longest run of each planned job, on any pool."""
         self._complaints: StateTable[str] = context.records.add_table()
@@ -62,6 +65,22 @@ class EstimateWriter:
     def keep_longest_runs(self, seconds: Mapping[Key, float]) -> None:
         """Store the seconds of the longest run of each planned job. Limits of runs are computed from them."""
         self._longest_s = seconds
+
+    def find_turn(self, key: Key) -> tuple[float, str] | None:
+        """Return creation time and UID of a job's Workload, by which Kueue sorts jobs of one priority, if known."""
+        known, seen = self._turns.get(key), self._context.cache.jobs.get(key)
+        return known[1] if known is not None and seen is not None and known[0] == seen.uid else None
+
+    def _keep_turn(self, key: Key, uid: str, workloads: Sequence[Document]) -> None:
+        """Store the turn of a job from its oldest Workload, if there is one, and plan again if it is new."""
+        turns = [
+            (created_s, str(item["metadata"].get("uid", "")))
+            for item in workloads
+            if (created_s := parse_time(item["metadata"].get("creationTimestamp"))) is not None
+        ]
+        if turns and self._turns.get(key) != (uid, min(turns)):
+            self._turns[key] = uid, min(turns)
+            self._planned.on_write()
 
     def _on_job_change(
         self, key: Key, before: CachedObject[Document] | None, now: CachedObject[Document] | None
@@ -104,6 +123,7 @@ class EstimateWriter:
             workloads = await self._kueue.list_workloads(key.namespace, seen.uid)
         if workloads is None:
             return
+        self._keep_turn(key, seen.uid, workloads)
         are_written = [await self._write_workload(workload, estimates) for workload in workloads]
         if workloads and all(are_written):
             self._tries.pop(key, None)

@@ -27,7 +27,7 @@ class QueuePositions:
         self._positions: StateTable[QueuePosition] = records.add_table()
         self._is_made = False
         self.on_write: Callable[[], None] = lambda: None
-        """Function to call after writing a TrainingJob's status.
+        """Function to call after writing a TrainingJob's status, and once the turn of a job in Kueue is known.
 
         The job may have started, and no watch reports this operator's own writes.
         """

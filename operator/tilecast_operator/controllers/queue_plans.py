@@ -139,6 +139,8 @@ class QueuePlanController:
         # A job that was just admitted or has just ended is counted twice for a moment. Therefore GPUs count as held by
         # others once they were held at two reads in a row.
         rows, refused = await self._jobs.read_rows()
+        if (estimates := self._estimates) is not None:
+            rows = [row if (turn := estimates.find_turn(row.key)) is None else replace(row, turn=turn) for row in rows]
         entries = self._jobs.answers.found_pools
         names = [item.pool.name for item in entries]
         free = {name: known for name in names if (known := self._capacity.get_free_gpus(name)) is not None}
