@@ -367,6 +367,37 @@ def test_a_deadline_is_met_under_every_policy_and_a_late_job_says_what_would_hel
     assert [(item.late_s, item.latest_start_s) for item in late] == [(5.0, -5.0), (4.0, -1.0)]
 
 
+def large(seed: int, count: int) -> QueueProblem:
+    """Draw a queue of malleable jobs that is too large to be annealed at once."""
+    draw = random.Random(seed)  # noqa: S311
+    pools = tuple(PoolCapacity(name, 4, 8) for name in "abc")
+    jobs = []
+    for index in range(count):
+        work, power = 10 ** draw.uniform(0, 3), draw.uniform(0.6, 0.95)
+        speed = {pool.name: draw.uniform(0.5, 4) for pool in pools}
+        ways = [option(name, gpus, work / speed[name] / gpus**power) for name in speed for gpus in (1, 2, 4, 8, 16, 32)]
+        jobs.append(job(f"j{index}", *ways, arrival_s=float(index - count), weight=float(draw.randint(1, 5))))
+    return QueueProblem(tuple(jobs), pools)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_move_of_one_job_improves_the_plan_of_a_larger_queue(seed: int) -> None:
+    plan = solve(large(seed, 48))
+    held = Assignment(plan.columns, plan.policy, list(plan.option))
+    ways = ((row, way) for row in range(len(plan.option)) for way in plan.columns.get_option_range(row))
+    gains = [1 - held.try_moves({row: way})[0][1] / plan.score[1] for row, way in ways if way != plan.option[row]]
+    assert max(gains) <= 1e-9
+    assert plan.gap is not None and plan.gap <= 0.06
+
+
+def test_a_larger_queue_is_annealed_if_its_plan_may_be_far_from_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = []
+    for far in (100.0, 0.0):
+        monkeypatch.setattr("tilecast.planner.solver.FAR", far)
+        values.append(solve(large(0, 48), effort=60_000).score[1])
+    assert values[1] < 0.99 * values[0]
+
+
 def test_a_free_order_starts_a_short_job_of_a_large_weight_first() -> None:
     long = job("long", option("a", 1, 100.0), arrival_s=-2.0)
     short = job("short", option("a", 1, 1.0), arrival_s=-1.0, weight=5.0)

@@ -53,7 +53,7 @@ def test_the_first_screen_has_jobs_totals_and_who_pays(capsys: pytest.CaptureFix
         assert name in out
     assert "pays" in out
     assert "With +2 nodes of h100-sxm: mean completion" in out
-    assert "A plan in any order is at most" in out
+    assert "A plan in Kueue's order is at most" in out
 
 
 @pytest.mark.slow

@@ -274,7 +274,7 @@ class MetricFamilies:
         )
         self.queue_gap = gauge(
             "tilecast_queue_advice_gap_ratio",
-            "How far that plan is behind a bound that no plan can beat, relative to the bound.",
+            "How far that plan is behind a bound that no plan in Kueue's order can beat, relative to the bound.",
             of_the_cluster=True,
         )
         self.queue_time = gauge(

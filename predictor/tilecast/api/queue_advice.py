@@ -104,7 +104,7 @@ class QueueAdviceStatus(StatusModel):
         "What would become of it otherwise.", max_length=8, **list_map_keyed_by("name")
     )
     gap_ratio: float | None = optional_field(
-        "How far the plan is behind a bound that no plan can beat, relative to the bound."
+        "How far the plan is behind a bound that no plan in Kueue's order can beat, relative to the bound."
     )
     refused: list[RefusedJob] = list_field("Jobs that cannot be planned as asked, and why.", max_length=MAX_REFUSED)
     summary: QueueSummary | None = optional_field("Flat strings for kubectl get.")

@@ -25,12 +25,16 @@ from tilecast.spec import Floats, Ints, SpecError
 EFFORT = 600_000
 """Number of job starts that may be simulated. Each trial counts `_TRIAL` more, whatever its size."""
 _TRIAL = 60
-_MAX_SWAP_JOBS = 40
+_MAX_SMALL_JOBS = 40
+"""Largest queue that is annealed whatever its gap. In larger ones the most promising options are tried first."""
+_MAX_SWAP_JOBS = 100
 """Largest queue in which swaps of every pair of jobs are tried. In larger ones only single jobs move."""
-_MAX_ANNEALED_JOBS = 40
-"""Largest queue that is annealed."""
+MAX_ANNEALED_JOBS = 100
+"""Largest queue that is annealed if its plan may be far from the best one."""
+FAR = 0.3
+"""Gap above which a plan may be far from the best one, so that the search of a larger queue goes on."""
 _TRIED_OPTIONS = 3
-"""Number of options, the most promising ones, that are tried for each job of a larger queue."""
+"""Number of options, the most promising ones, that are tried first for each job of a larger queue."""
 _TRIED_OPTIONS_NEW = 12
 """Number of options that are tried for each new job if the present plan is extended."""
 _MOST_LISTED = 20_000
@@ -183,11 +187,11 @@ def _plan_in_order(columns: QueueColumns, record: QueuePolicy, effort: int, is_b
         relaxed = _bound_score(columns, record, classes, first)
         spread = Assignment(columns, record, classes.assign_options(columns, relaxed.share))
         first = spread if is_better_score(spread.score, first.score) else first
-    current = _search_plan(first, effort // _RESUME_DIVISOR if _only_extends_plan(columns) else effort)
+    bound = None if relaxed is None else relaxed.bound
+    current = _search_plan(first, effort // _RESUME_DIVISOR if _only_extends_plan(columns) else effort, bound)
     best = current.score
     _undo_small_changes(current, effort)
     owners.swap_within_owners(current, effort // _RESUME_DIVISOR)
-    bound = None if relaxed is None else relaxed.bound
     return QueueSolution(columns, record, current.option, current.finish, current.score, best, bound)
 
 
@@ -219,7 +223,7 @@ def _choose_starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignm
 
 def _only_extends_plan(columns: QueueColumns) -> bool:
     """Return whether the queue is large and few of its jobs are new, so that the present plan is only extended."""
-    return len(columns.present) > _MAX_SWAP_JOBS and float((columns.present < 0).mean()) < _MAX_NEW_SHARE
+    return len(columns.present) > _MAX_SMALL_JOBS and float((columns.present < 0).mean()) < _MAX_NEW_SHARE
 
 
 def _is_nearly_best(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
@@ -262,7 +266,7 @@ def _bound_in_order(planned: QueueSolution) -> float | None:
     return max((item for item in (planned.bound, found) if item is not None), default=None)
 
 
-def _search_plan(first: Assignment, effort: int) -> Assignment:
+def _search_plan(first: Assignment, effort: int, bound: float | None) -> Assignment:
     """Return the best plan that local search with random restarts and simulated annealing find.
 
     The best GPU count of one job depends on the counts of all others, so a search that only accepts improvements soon
@@ -271,11 +275,20 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
     counts and at low temperatures, begins at the best plan so far.
 
     Finally, jobs are moved and swapped until nothing improves the best plan.
+
+    A larger queue is improved by local search. Only if its plan may be far from the best one is it annealed too.
+
+    Args:
+        first: the plan to begin with.
+        effort: number of job starts that each part of the search may simulate.
+        bound: lower bound of the deciding value, or None.
     """
-    if len(first.option) > _MAX_ANNEALED_JOBS:
-        current = first.copy()
-        _improve_plan(current, _TrialBudget(effort))
-        return current
+    if len(first.option) > _MAX_SMALL_JOBS:
+        first = first.copy()
+        _improve_plan(first, _TrialBudget(effort))
+        is_far = bound is not None and first.score[first.policy.deciding] > bound * (1 + FAR)
+        if len(first.option) > MAX_ANNEALED_JOBS or not is_far:
+            return first
     columns, best = first.columns, _restart_search(first, _TrialBudget(int(effort * _RESTARTED)))
     kept = _list_usual_options(columns)
     some = columns.select_options(kept)
@@ -422,17 +435,23 @@ class _TrialBudget:
 
 
 def _improve_plan(current: Assignment, budget: _TrialBudget) -> None:
-    """Move single jobs and swap pairs of jobs until nothing improves the plan or the budget is spent."""
+    """Move single jobs and swap pairs of jobs until nothing improves the plan or the budget is spent.
+
+    In a larger queue, only the most promising options are tried until none of them improves the plan. All others follow
+    then.
+    """
+    is_wide = len(current.option) <= _MAX_SMALL_JOBS
     while not budget.is_spent:
         is_better = False
-        for job, options in _list_moves(current):
+        for job, options in _list_moves(current, is_wide=is_wide):
             for option in options:
                 if option != current.option[job] and not budget.is_spent:
                     is_better |= budget.try_moves(current, {job: option})
-        if not is_better and len(current.option) <= _MAX_SWAP_JOBS:
+        if not is_better and is_wide and len(current.option) <= _MAX_SWAP_JOBS:
             is_better = _swap_pairs(current, budget)
-        if not is_better:
+        if not is_better and is_wide:
             return
+        is_wide |= not is_better
 
 
 def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
@@ -450,11 +469,16 @@ def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
     return is_better
 
 
-def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
-    """Return (job, options to try) pairs, the most promising job first. In a small queue, list all options."""
+def _list_moves(current: Assignment, *, is_wide: bool) -> Sequence[tuple[int, Sequence[int]]]:
+    """Return (job, options to try) pairs, the most promising job first.
+
+    Args:
+        current: the plan.
+        is_wide: whether to list all options of every job, not only the most promising ones.
+    """
     columns = current.columns
     promise = _estimate_gains(current)
-    if len(current.option) <= _MAX_SWAP_JOBS:
+    if is_wide:
         order = np.argsort(-np.maximum.reduceat(promise, columns.first[:-1]), kind="stable")
         return [
             (int(job), sorted(columns.get_option_range(int(job)), key=lambda item: -promise[item])) for job in order

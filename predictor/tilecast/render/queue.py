@@ -10,6 +10,7 @@ from typing import Any
 from tilecast.planner.entries import PoolEntry, SubmittedJob
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob
 from tilecast.planner.references import REFERENCES
+from tilecast.planner.solver import FAR, MAX_ANNEALED_JOBS
 from tilecast.planner.totals import LateJob, PlannedTimes, QueueReport, QueueTotals, list_late_jobs
 from tilecast.render import queue_page
 from tilecast.render.columns import align_columns, format_csv
@@ -212,10 +213,10 @@ def _explain_late_remedy(late: LateJob) -> str:
     if late.latest_start_s >= 0:
         start = "at once" if late.latest_start_s < 1 else f"within {format_duration(late.latest_start_s)}"
         return f". It is on time if it starts {start} on {where}: give it a higher priority."
-    return (
-        f". No pool is fast enough: {where} take{'' if many else 's'} {format_duration(late.fastest.seconds)}. Give it "
-        f"{format_duration(-late.latest_start_s)} more, or fewer steps."
-    )
+    least, planned = format_duration(-late.latest_start_s), format_duration(late.late_s)
+    more = f"{planned} more" if least == planned else f"{planned} more, {least} if it starts at once"
+    run = f"{where} take{'' if many else 's'} {format_duration(late.fastest.seconds)}"
+    return f". No pool is fast enough: {run}. Give it {more}, or fewer steps."
 
 
 def payment_lines(queue_report: QueueReport) -> list[str]:
@@ -244,13 +245,25 @@ def queue_notes(screen: QueueScreen) -> list[str]:
     solution, texts = screen.report.solution, list[str]()
     if solution.gap is not None:
         gap = max(solution.gap, 0.0)
-        texts.append(f"A plan in any order is at most {gap:.1%} better in {solution.policy.name}.")
+        order = "Kueue's" if solution.order == "kueue" else "any"
+        texts.append(f"A plan in {order} order is at most {gap:.1%} better in {solution.policy.name}.")
+        texts += [_explain_gap(len(solution.option))] if gap > FAR else []
     texts += _describe_order_cost(screen)
     deciding = solution.policy.deciding
     if solution.best[deciding] and solution.score[deciding] > solution.best[deciding] * 1.0005:
         ratio = solution.score[deciding] / solution.best[deciding] - 1
         texts.append(f"Jobs that gain less than forecasts can tell stay where they are, which costs {ratio:.1%}.")
     return [*late_lines(screen.report), *texts, *node_change_lines(screen)]
+
+
+def _explain_gap(jobs: int) -> str:
+    """Return a sentence that says why a plan may be far from its bound."""
+    found = (
+        "simulated annealing found no better plan"
+        if jobs <= MAX_ANNEALED_JOBS
+        else f"queues of more than {MAX_ANNEALED_JOBS} jobs are not annealed, and jobs are moved one by one"
+    )
+    return f"The bound counts GPUs as divisible, so that the best plan may be closer; {found}."
 
 
 def _describe_order_cost(screen: QueueScreen) -> list[str]:
@@ -262,7 +275,9 @@ def _describe_order_cost(screen: QueueScreen) -> list[str]:
     deciding = kueue.policy.deciding
     texts = []
     if kueue.score[0] > free.score[0]:
-        texts.append(f"In Kueue's order, weight {kueue.score[0] - free.score[0]:g} more is late than in free order.")
+        texts.append(
+            f"In Kueue's order, jobs of weight {kueue.score[0] - free.score[0]:g} more are late than in free order."
+        )
     if free.score[deciding] > 0:
         cost = kueue.score[deciding] / free.score[deciding] - 1
         if cost >= _LEAST_COST and not texts:
