@@ -142,6 +142,8 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"sequenceLength": None},
         {"loraTargets": "attention"},
         {"dora": True},
+        {"precomputedReference": True},
+        {"loss": "kto", "microBatchSize": 1},
         {"quantization": "nf4"},
         {"quantization": "nf4", "loraRank": 8, "precision": "fp32"},
         {"serverUpdates": "asynchronous"},

@@ -767,7 +767,7 @@ def test_axolotl_may_state_the_samples_of_a_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
-        ("a.yaml", FINE_TUNING["axolotl"] + "rl: dpo\n", "rl: preference"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "rl: grpo\n", "rl: 'grpo' is not priced"),
         ("a.yaml", FINE_TUNING["axolotl"] + "activation_offloading: legacy\n", "'legacy' is not priced"),
         (
             "a.yaml",

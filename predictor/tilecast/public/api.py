@@ -122,6 +122,10 @@ class JobSettings(TypedDict, total=False):
     """all or attention."""
     dora: bool
     """Whether the adapters are DoRA's."""
+    loss: str
+    """Loss on preferences, such as dpo."""
+    precomputed_reference: bool
+    """Whether the reference model's log-probabilities are computed before training."""
     quantization: str
     """Quantization of the frozen weights under LoRA adapters."""
     steps: int | str
