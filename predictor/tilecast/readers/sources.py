@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,11 +53,14 @@ class Folder:
         if UNKNOWN in name:
             problem = f"its name holds that of {name.split(UNKNOWN)[1][:60]}, which is not literal"
             raise SpecError(name.replace(UNKNOWN, "$")[:120], problem, "write its path")
-        root = self.root.resolve()
-        path = (root / name).resolve()
-        if not path.is_relative_to(root):
+        path = (self._resolved / name).resolve()
+        if not path.is_relative_to(self._resolved):
             raise SpecError(name, "lies outside the folder of what was given", "copy it there")
         return read_bounded(path, name)
+
+    @cached_property
+    def _resolved(self) -> Path:
+        return self.root.resolve()
 
 
 class Files(Protocol):
