@@ -144,6 +144,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"dora": True},
         {"precomputedReference": True},
         {"loss": "kto", "microBatchSize": 1},
+        {"trainEmbeddings": True},
         {"quantization": "nf4"},
         {"quantization": "nf4", "loraRank": 8, "precision": "fp32"},
         {"serverUpdates": "asynchronous"},

@@ -244,6 +244,8 @@ class Workload:
     """Linear layers with adapters: all, or only the projections of attention."""
     dora: bool = False
     """Whether adapters also train the norm of each row of the adapted weight (DoRA, arXiv 2402.09353)."""
+    train_embeddings: bool = False
+    """Whether embedding and head are trained whole beside adapters, as copies of the frozen ones (PEFT)."""
     loss: Loss | None = None
     """Loss on preferences. None for the model's own loss."""
     precomputed_reference: bool = False
@@ -303,6 +305,11 @@ class Workload:
             return PreferenceLoss(1)
         needs = PREFERENCE_LOSSES[self.loss]
         return replace(needs, reference_passes=0) if self.precomputed_reference else needs
+
+    @property
+    def copies_embeddings(self) -> bool:
+        """Whether copies of embedding and head are trained beside adapters."""
+        return self.train_embeddings and self.lora_rank > 0
 
     @property
     def holds_reference(self) -> bool:

@@ -219,6 +219,10 @@ class Training(ApiModel):
         "Whether log-probabilities of the reference model are computed before training (TRL's "
         "precompute_ref_log_probs), so that no step needs it; false if absent."
     )
+    train_embeddings: bool | None = optional_field(
+        "Whether copies of embedding and head are trained whole beside adapters (PEFT's modules_to_save of "
+        "embed_tokens and lm_head), with the frozen ones held too; false if absent."
+    )
     quantization: Quantization | None = optional_field(
         "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA), int8 8 bits "
         "(bitsandbytes); absent holds them in 16 bits."
@@ -305,6 +309,12 @@ class Training(ApiModel):
             lambda m: m.loss != "kto" or m.micro_batch_size != 1,
             "loss kto compares the answers of one micro-batch, and microBatchSize is 1",
             "use a microBatchSize of 2 or more, or leave it out",
+        ),
+        ValidationRule(
+            "!has(self.trainEmbeddings) || has(self.loraRank)",
+            lambda m: m.train_embeddings is None or m.lora_rank is not None,
+            "trainEmbeddings says what is trained beside adapters of LoRA, and the job has none",
+            "give loraRank, or leave trainEmbeddings out",
         ),
         ValidationRule(
             "!has(self.quantization) || has(self.loraRank)",

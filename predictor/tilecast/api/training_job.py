@@ -348,6 +348,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     _check_experts(training, model)
     _check_data_types(training)
     _check_loss(spec, workload)
+    _check_adapters(training, workload)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -402,6 +403,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         lora_rank=training.lora_rank or 0,
         lora_targets=training.lora_targets or "all",
         dora=training.dora or False,
+        train_embeddings=training.train_embeddings or False,
         loss=training.loss if is_training else None,
         precomputed_reference=training.precomputed_reference or False,
         frozen_bits=FROZEN_BITS[training.quantization],
@@ -454,6 +456,21 @@ def _check_loss(spec: TrainingJobSpec, workload: Workload) -> None:
         raise SpecError(
             field, f"{loss} is not priced in a pipeline", f"leave pipelineSchedule and -Layout, or {remedy}"
         )
+
+
+def _check_adapters(training: Training, workload: Workload) -> None:
+    """Raise SpecError if the spec's framework has no such adapters, or its model no embedding and head beside them.
+
+    Raises:
+        SpecError: LitGPT would train DoRA, or whole embeddings are trained of a model that is no language model.
+    """
+    if training.dora and training.framework == "litgpt":
+        problem = "litgpt has adapters of LoRA alone (litgpt/lora.py)"
+        raise SpecError("spec.training.dora", problem, "use framework torchtune or huggingface, or leave dora out")
+    model = workload.model
+    if training.train_embeddings and not zoo.has_token_embeddings(model):
+        problem = f"{model.name} of family {model.family} has no embedding and head of tokens"
+        raise SpecError("spec.training.trainEmbeddings", problem, "leave it out")
 
 
 def _check_pipeline(training: Training, model: Model) -> None:

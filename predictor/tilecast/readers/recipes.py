@@ -570,6 +570,10 @@ _ATTENTION = re.compile(
 """Names of attention projections among the targets of adapters."""
 
 
+_ENDS = {"embed_tokens", "lm_head"}
+"""Modules that may be trained whole beside adapters."""
+
+
 def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `spec.training` for LoRA adapters.
 
@@ -600,7 +604,15 @@ def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Map
         chosen = "all"
     else:
         chosen = "attention" if all(_ATTENTION.fullmatch(word) for word in targets) else "all"
+    whole = {word.strip(",'\"[]") for item in ranked.stated("whole_modules") or () for word in str(item).split(",")} - {
+        ""
+    }
+    if whole not in (set(), _ENDS):
+        names = ", ".join(sorted(whole))[:60]
+        reason = f"{names}: of modules trained whole beside adapters, embed_tokens and lm_head together are priced"
+        ranked.facts[0].unpriced[ranked.find_option("whole_modules", "")] = reason
     return {
+        **({"trainEmbeddings": True} if whole == _ENDS else {}),
         "loraRank": training.get("loraRank") or rank,
         "loraTargets": chosen,
         **({"dora": True} if ranked.stated("dora") else {}),

@@ -44,7 +44,7 @@ from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
 from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
-from tilecast.zoo.preferences import is_trained_on_preferences
+from tilecast.zoo.preferences import has_token_embeddings, is_trained_on_preferences
 from tilecast.zoo.reading import build_model
 from tilecast.zoo.recommender import EmbeddingTables
 from tilecast.zoo.stages import FullestStages, find_stage_kinds, is_folded_by_plan
@@ -56,6 +56,7 @@ __all__ = [
     "Family",
     "Transformer",
     "build_model",
+    "has_token_embeddings",
     "is_trained_on_preferences",
     "list_modules",
 ]

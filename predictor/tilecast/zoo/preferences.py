@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilecast.graph import Block, Graph, Shards
+from tilecast.model import Model
 from tilecast.spec import Workload
 from tilecast.zoo.dimensions import Transformer
 
@@ -71,14 +72,13 @@ def _raise_working_bytes(block: Block) -> Block:
     return replace(block, working_bytes=np.maximum(block.working_bytes, kept))
 
 
+def has_token_embeddings(model: Model) -> bool:
+    """Return whether a model has an embedding of tokens and a head that projects to logits of tokens."""
+    dims = model.dimensions
+    return model.trace is None and model.family in FAMILIES and isinstance(dims, Transformer) and not dims.classes
+
+
 def is_trained_on_preferences(workload: Workload) -> bool:
     """Return whether the job's model, one that predicts the next token of a text, can be trained on preferences."""
     model = workload.model
-    return (
-        model.trace is None
-        and not model.towers
-        and model.causal
-        and model.family in FAMILIES
-        and isinstance(model.dimensions, Transformer)
-        and not model.dimensions.classes
-    )
+    return has_token_embeddings(model) and model.causal and not model.towers
