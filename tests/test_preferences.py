@@ -98,6 +98,12 @@ def test_kto_reads_mismatched_answers_in_both_models() -> None:
     assert reference == Counter({key: 2 * count for key, count in base.items()})
 
 
+def test_a_reward_model_beside_trained_embeddings_has_no_copy_of_logits() -> None:
+    job = replace(LLAMA, loss="reward", lora_rank=8)
+    plain, whole = (zoo.build(replace(job, train_embeddings=one), shards(1)).last[0] for one in (False, True))
+    assert whole.parameters.tolist() == plain.parameters.tolist()
+
+
 def test_a_reward_model_has_one_output() -> None:
     graph, plain = zoo.build(replace(LLAMA, loss="reward"), shards(1)), zoo.build(LLAMA, shards(2))
     lost = plain.last[0].parameters - graph.last[0].parameters
@@ -313,6 +319,7 @@ TRL = ("--model_name_or_path", "meta-llama/Llama-3.1-8B", "--per_device_train_ba
         ("accelerate launch trl/scripts/dpo.py", ("--precompute_ref_log_probs",), "dpo"),
         ("torchrun --nproc-per-node 8 examples/scripts/orpo.py", (), "orpo"),
         ("python examples/scripts/cpo.py", ("--loss_type", "simpo"), "simpo"),
+        ("python run_dpo.py", (), "dpo"),
     ],
 )
 def test_methods_of_trl_are_read(program: str, options: tuple[str, ...], loss: str | None) -> None:
@@ -329,6 +336,7 @@ def test_methods_of_trl_are_read(program: str, options: tuple[str, ...], loss: s
     [
         ("trl grpo", (), "TRL's grpo is not priced; give one of sft, dpo"),
         ("python examples/scripts/grpo.py", (), "TRL's grpo is not priced"),
+        ("python run_grpo.py", (), "TRL's grpo is not priced"),
         ("trl kto", ("--loss_type", "apo_zero_unpaired"), "loss_type: 'apo_zero_unpaired' of kto is not priced"),
         ("trl dpo", ("--use_liger_kernel",), "use_liger_kernel: a fused loss is not priced for the loss dpo"),
         ("trl dpo", ("--sync_ref_model",), "a reference model that follows"),

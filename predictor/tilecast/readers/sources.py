@@ -593,6 +593,9 @@ def _find_trl_method(program: str, where: str) -> str:
         SpecError: the method is not priced.
     """
     name = re.split(r"[ /.]", program.removesuffix(".py"))[-1]
+    if name not in _TRL_GENERATES and name not in _TRL_METHODS:
+        # A script of one's own, such as run_dpo.py.
+        name = re.split(r"[_-]", name)[-1]
     if name in _TRL_GENERATES:
         problem = f"TRL's {name} is not priced"
         raise SpecError(where or program[:60], problem, f"give one of {', '.join(_TRL_METHODS)}")

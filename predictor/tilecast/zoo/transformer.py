@@ -389,7 +389,7 @@ def _build_head(workload: Workload, rank: RankSizes) -> Block:
         "head", len(t), ops, parameters, activation_bytes, frozen=numerics.frozen, collectives=collectives,
         working_bytes=logit_working * rows * vocab + e * framework.dequantized_copies * quantized,
     )  # fmt: skip
-    if not workload.copies_embeddings:
+    if not workload.copies_embeddings or classes:
         return block
     # PEFT trains a copy of the head's weight even if the frozen one is the embedding's.
     return replace(block, parameters=block.parameters + model.vocab * h / t)
