@@ -270,6 +270,8 @@ def test_scales_are_part_of_a_quantized_weight() -> None:
     layers = zoo.count_parameters(Workload(LLAMA, 2048, 64)) - 2 * head
     # LitGPT quantizes the projection to logits too, which torchtune leaves in 16 bits.
     more = layers * (4.5 - 4.127) / 8 - head * (16 - 4.5) / 8
+    # torchtune has an adapter of its own for keys, values and the gate, each with an input side in 16 bits.
+    more -= 2.0 * 32 * 8 * 3 * 4096
     assert held["litgpt"] - held["torchtune"] == pytest.approx(more, rel=0.01)
 
 

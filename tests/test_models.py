@@ -277,6 +277,41 @@ def test_dora_computes_the_norms_of_adapted_weights_and_scales_outputs(bits: int
     assert more["backward", "elementwise"] == pytest.approx(2 * tokens * 4 * h * (15 if is_eager else 5))
 
 
+def test_torchtune_has_an_adapter_for_each_projection() -> None:
+    """torchtune, models/llama3/_component_builders.py: q_proj, k_proj, v_proj, output_proj, w1, w2, w3."""
+    model, rank = zoo.find_preset("llama-3-8b"), 16
+    h, f, kv = 4096, 14336, 1024
+    jobs = {name: Workload(model, 512, 1, lora_rank=rank, framework=name) for name in ("torchtune", "litgpt")}  # type: ignore[arg-type]
+    each, shared = (zoo.build(jobs[name], WHOLE).layers[0] for name in ("torchtune", "litgpt"))
+    trained = (each.parameters - each.frozen_parameters)[0]
+    assert trained == rank * ((h + h) + 2 * (h + kv) + (h + h) + 2 * (h + f) + (f + h))
+    assert trained - (shared.parameters - shared.frozen_parameters)[0] == rank * 3 * h
+    downs = {op.name: op.count for op in each.ops if op.phase == "forward" and op.name.endswith(".down")}
+    assert downs["lora.attention.qkv.down"] == 3
+    assert downs["lora.mlp.up.down"] == 2
+    assert downs["lora.attention.output.down"] == downs["lora.mlp.down.down"] == 1
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3.2-1b"])
+def test_embeddings_trained_beside_adapters_are_copies(name: str) -> None:
+    """PEFT, utils/other.py: ModulesToSaveWrapper keeps the frozen module, and copies a tied weight twice."""
+    model = zoo.find_preset(name)
+    job = Workload(model, 512, 1, lora_rank=16)
+    plain, whole = zoo.build(job, WHOLE), zoo.build(replace(job, train_embeddings=True), WHOLE)
+    table = model.vocab * model.hidden
+    for block, copied in ((plain.first[0], whole.first[0]), (plain.last[0], whole.last[0])):
+        assert copied.frozen_parameters.tolist() == block.frozen_parameters.tolist()
+        assert (copied.parameters - block.parameters)[0] == table
+    assert {op.name for op in plain.first[0].ops if op.phase == "backward"} == set()
+    assert {op.name for op in whole.first[0].ops if op.phase == "backward"} == {"embedding.tokens.gradient"}
+    gradients = [sum("weight-gradient" in op.name for op in graph.last[0].ops) for graph in (plain, whole)]
+    assert gradients == [0, 1]
+    # Without adapters, nothing is a copy.
+    assert zoo.count_parameters(replace(job, lora_rank=0, train_embeddings=True)) == zoo.count_parameters(
+        replace(job, lora_rank=0)
+    )
+
+
 def test_kernels_of_dora_have_a_row_for_each_shard() -> None:
     """Those whose sizes are the same on all shards once had a single row."""
     job = Workload(zoo.find_preset("llama-3-8b"), 512, 8, "bf16", lora_rank=8, frozen_bits=4, dora=True)

@@ -619,6 +619,33 @@ def test_dora_without_adapters_is_refused(tmp_path: Path) -> None:
         read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8))
 
 
+@pytest.mark.parametrize(("text", "whole"), [("[embed_tokens, lm_head]", True), ("", False), ("[]", False)])
+def test_modules_that_axolotl_trains_whole_are_read(text: str, whole: bool, tmp_path: Path) -> None:
+    """They were once ignored."""
+    (tmp_path / "job.yaml").write_text(FINE_TUNING["axolotl"] + f"lora_modules_to_save: {text}\n")
+    assert read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8)).request().workload.train_embeddings == whole
+
+
+@pytest.mark.parametrize("text", ["[embed_tokens]", "[lm_head, norm]"])
+def test_other_modules_trained_whole_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(FINE_TUNING["axolotl"] + f"lora_modules_to_save: {text}\n")
+    with pytest.raises(SpecError, match=r"lora_modules_to_save: .*embed_tokens and lm_head together are priced"):
+        read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8))
+
+
+@pytest.mark.parametrize("word", ["true", "false"])
+def test_dora_of_llamafactory_is_read(word: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(FINE_TUNING["llamafactory"] + f"use_dora: {word}\n")
+    workload = read_job(JobOptions(str(tmp_path / "job.yaml"), gpus=8)).request().workload
+    assert workload.dora == (word == "true")
+
+
+def test_dora_of_litgpt_is_refused() -> None:
+    values = {"lora_rank": 8, "dora": True, "framework": "litgpt", "seq": 512, "batch": 8}
+    with pytest.raises(SpecError, match=r"litgpt has adapters of LoRA alone.*use framework torchtune or huggingface"):
+        read_job(JobOptions("llama-3-8b", values=values)).request()
+
+
 @pytest.mark.parametrize(("bits", "optimizer"), [(4, "adamw4bit"), (8, "adamw8bit"), (8, "adamw4bit")])
 def test_axolotl_says_the_bits_of_weights_and_moments(bits: int, optimizer: str, tmp_path: Path) -> None:
     text = (
@@ -767,7 +794,7 @@ def test_axolotl_may_state_the_samples_of_a_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
-        ("a.yaml", FINE_TUNING["axolotl"] + "rl: dpo\n", "rl: preference"),
+        ("a.yaml", FINE_TUNING["axolotl"] + "rl: grpo\n", "rl: 'grpo' is not priced"),
         ("a.yaml", FINE_TUNING["axolotl"] + "activation_offloading: legacy\n", "'legacy' is not priced"),
         (
             "a.yaml",

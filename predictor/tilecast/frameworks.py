@@ -131,6 +131,8 @@ class Framework:
     """Whether the output layer has its own weight even if the published model shares the embedding's."""
     quantized_input_bytes: float
     """Bytes per input element that a product with a quantized weight keeps for the backward pass."""
+    adapters_of_each: bool
+    """Whether dense layers that read the same input have an adapter each, as queries, keys and values do."""
     adapter_dropout: bool
     """Whether dropout precedes LoRA adapters, unless a job says otherwise."""
     quantized_bits: float

@@ -359,6 +359,8 @@ class FootprintTable:
             # The loss needs less in the forward pass: an FP32 copy of the logits beside the normalised one.
             freed = micro.recomputed * casts
             loss, layer = np.where(freed > 0, np.maximum(loss - freed, 0.5 * loss), loss), layer - freed
+        # The reference model's copies take the place of those that are cached for recomputed layers.
+        loss = loss + (1.0 - micro.recomputed) * states.reference_casts
         # The activations of the loss are freed when the gradient of the last layer is computed and reduced. In the
         # first layer all gradients are there.
         begin = np.maximum(loss, layer + states.reduced + np.minimum(states.head_gradients, grown) - micro.head)
@@ -423,6 +425,8 @@ class _StateBytes(Columns):
     head_gradients: Floats
     """Gradients of the blocks after the layers."""
     optimizer: Floats
+    reference_casts: Floats
+    """16-bit copies of the weights of a reference model, which exist until its forward pass ends."""
     gathered: Floats
     whole: Floats
     """Weights that stay whole from a backward pass to the next forward pass under ZeRO 3."""
@@ -518,7 +522,8 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + per_parameter.gradient)
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _StateBytes(
-        zero if offloads else held, zero if offloads else casts, gradients, bucketed, head, optimizer, gathered,
+        zero if offloads else held, zero if offloads else casts, gradients, bucketed, head, optimizer,
+        _reference_cast_bytes(workload, plans, parameters, per_parameter), gathered,
         whole_weights, reduced, update,
         _buffer_bytes(workload, sharded, plans, per_parameter, parameters * trainable),
     )  # fmt: skip
@@ -548,7 +553,36 @@ def _weight_bytes(
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
     held = trainable * shard * per_parameter.weight
     held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
+    held = held + _reference_bytes(workload, plans, parameters, own, per_parameter)
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_fraction(plans) * whole)
+
+
+def _reference_bytes(
+    workload: Workload, plans: Plans, parameters: Floats, own: Floats, per_parameter: _ParameterBytes
+) -> Floats:
+    """Return the bytes of the weights of the reference model that a loss on preferences holds, (n,).
+
+    They have the type of the trained weights (TRL, trainer/dpo_trainer.py: ref_model). Below ZeRO 3, they are whole on
+    each rank (trl/models/utils.py: prepare_deepspeed). Shards of FSDP that are not sharded again after their first
+    forward pass stay gathered in 16 bits.
+    """
+    if not workload.holds_reference:
+        return np.zeros(len(plans))
+    if not workload.is_mixed:
+        return np.where(plans.zero_stage >= 3, own, parameters) * 4.0
+    if frameworks.find_framework(workload).weights == "sharded":
+        gathered = np.where(plans.zero_stage == 2, parameters * workload.weight_bytes, 0.0)
+        return np.where(plans.zero_stage >= 2, own, parameters) * per_parameter.weight + gathered
+    return np.where(plans.zero_stage >= 3, own, parameters) * per_parameter.weight
+
+
+def _reference_cast_bytes(
+    workload: Workload, plans: Plans, parameters: Floats, per_parameter: _ParameterBytes
+) -> Floats:
+    """Return the bytes of the 16-bit copies that autocast caches in a reference model's forward pass, (n,)."""
+    if not (workload.holds_reference and frameworks.find_framework(workload).weights == "autocast"):
+        return np.zeros(len(plans))
+    return np.where(plans.zero_stage >= 3, 0.0, parameters) * per_parameter.cast
 
 
 def _weight_cast_bytes(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -109,12 +109,45 @@ FROZEN_BITS: Mapping[Quantization | None, int] = {None: 16, "int8": 8, "nf4": 4}
 """Bits of a frozen weight of the layers, without scales."""
 LoraTargets = Literal["all", "attention"]
 LORA_TARGETS: tuple[LoraTargets, ...] = get_args(LoraTargets)
+Loss = Literal["dpo", "ipo", "orpo", "simpo", "cpo", "kto", "reward"]
+"""Losses on preferences. Without one, the model's own loss is trained, such as cross-entropy of the next token."""
+LOSSES: tuple[Loss, ...] = get_args(Loss)
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceLoss:
+    """Sequences and forward passes that a loss on preferences needs for one sample of a micro-batch."""
+
+    sequences: int
+    """Sequences of a sample that are trained on: 2 if a chosen and a rejected answer are concatenated."""
+    reference_passes: int = 0
+    """Forward passes of the frozen reference model over as many sequences."""
+    own_passes: int = 0
+    """Further forward passes of the trained model, without gradients, over as many sequences."""
+
+
+PREFERENCE_LOSSES: Mapping[Loss, PreferenceLoss] = {
+    "dpo": PreferenceLoss(2, 1), "ipo": PreferenceLoss(2, 1),
+    "orpo": PreferenceLoss(2), "simpo": PreferenceLoss(2), "cpo": PreferenceLoss(2),
+    "kto": PreferenceLoss(1, 2, 1), "reward": PreferenceLoss(2),
+}  # fmt: skip
+"""Work of each loss on preferences (TRL 1.9: trainer/dpo_trainer.py, kto_trainer.py and reward_trainer.py,
+experimental/orpo and cpo; torchtune 0.6, recipes/full_dpo_distributed.py and lora_dpo_distributed.py).
+
+DPO (arXiv 2305.18290) and IPO (2310.12036) compare with a reference model, ORPO (2403.07691), CPO (2401.08417) and
+SimPO (2405.14734) do not. KTO (2402.01306) has single answers, and estimates a divergence from as many mismatched
+answers, which both models read without gradients.
+"""
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
     "accelerate", "huggingface-deepspeed", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow",
     "paddle", "oneflow", "mxnet", "mindspore",
 ]  # fmt: skip
 """Framework that runs the training. `frameworks.toml` says which plans it executes and what it stores."""
+PREFERENCE_FRAMEWORKS: tuple[Framework, ...] = (
+    "ddp", "fsdp2", "deepspeed", "huggingface", "accelerate", "huggingface-deepspeed", "torchtune",
+)  # fmt: skip
+"""Frameworks in which losses on preferences are priced: those of TRL, and torchtune."""
 
 
 PassName: TypeAlias = str
@@ -211,6 +244,12 @@ class Workload:
     """Linear layers with adapters: all, or only the projections of attention."""
     dora: bool = False
     """Whether adapters also train the norm of each row of the adapted weight (DoRA, arXiv 2402.09353)."""
+    train_embeddings: bool = False
+    """Whether embedding and head are trained whole beside adapters, as copies of the frozen ones (PEFT)."""
+    loss: Loss | None = None
+    """Loss on preferences. None for the model's own loss."""
+    precomputed_reference: bool = False
+    """Whether log-probabilities of the reference model are computed before training, so that no step needs it."""
     frozen_bits: int = 16
     """Bits per frozen weight of the layers under LoRA: 16, 8 or 4.
 
@@ -260,9 +299,27 @@ class Workload:
         return 2.0 if self.is_mixed else 4.0
 
     @property
+    def preference(self) -> PreferenceLoss:
+        """Sequences and forward passes of the loss on preferences. Without one, a sample is one sequence."""
+        if self.loss is None or not self.training:
+            return PreferenceLoss(1)
+        needs = PREFERENCE_LOSSES[self.loss]
+        return replace(needs, reference_passes=0) if self.precomputed_reference else needs
+
+    @property
+    def copies_embeddings(self) -> bool:
+        """Whether copies of embedding and head are trained beside adapters."""
+        return self.train_embeddings and self.lora_rank > 0
+
+    @property
+    def holds_reference(self) -> bool:
+        """Whether weights of a frozen reference model are held. Under LoRA, it is the model without its adapters."""
+        return self.preference.reference_passes > 0 and self.lora_rank == 0
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step consumes, or images if the sequence length is 1."""
-        return self.global_batch * self.sequence_length
+        return self.global_batch * self.sequence_length * self.preference.sequences
 
     @property
     def samples_are_tokens(self) -> bool:

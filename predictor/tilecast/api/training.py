@@ -16,6 +16,7 @@ from tilecast.spec import (
     Framework,
     GradientSync,
     LoraTargets,
+    Loss,
     MemoryFormat,
     Offload,
     Optimizer,
@@ -208,6 +209,20 @@ class Training(ApiModel):
         "Whether adapters also train the norm of each row of the adapted weight (DoRA), as torchtune and PEFT compute "
         "it; false if absent."
     )
+    loss: Loss | None = optional_field(
+        "Loss on preferences: dpo and ipo concatenate a chosen and a rejected answer and compare them with a frozen "
+        "reference model (the model without its adapters under LoRA), orpo, simpo and cpo do without one, kto has "
+        "single answers, reward trains a head of one output on pairs. A sample, as in globalBatchSize, is a pair. "
+        "Absent is the model's own loss, such as the cross-entropy of the next token."
+    )
+    precomputed_reference: bool | None = optional_field(
+        "Whether log-probabilities of the reference model are computed before training (TRL's "
+        "precompute_ref_log_probs), so that no step needs it; false if absent."
+    )
+    train_embeddings: bool | None = optional_field(
+        "Whether copies of embedding and head are trained whole beside adapters (PEFT's modules_to_save of "
+        "embed_tokens and lm_head), with the frozen ones held too; false if absent."
+    )
     quantization: Quantization | None = optional_field(
         "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA), int8 8 bits "
         "(bitsandbytes); absent holds them in 16 bits."
@@ -282,6 +297,24 @@ class Training(ApiModel):
             lambda m: m.dora is None or m.lora_rank is not None,
             "dora says how adapters of LoRA train, and the job has none",
             "give loraRank, or leave dora out",
+        ),
+        ValidationRule(
+            "!has(self.precomputedReference) || (has(self.loss) && self.loss in ['dpo', 'ipo', 'kto'])",
+            lambda m: m.precomputed_reference is None or m.loss in ("dpo", "ipo", "kto"),
+            "precomputedReference speaks of a reference model, which only the losses dpo, ipo and kto have",
+            "give one of these as loss, or leave precomputedReference out",
+        ),
+        ValidationRule(
+            "!has(self.loss) || self.loss != 'kto' || !has(self.microBatchSize) || self.microBatchSize > 1",
+            lambda m: m.loss != "kto" or m.micro_batch_size != 1,
+            "loss kto compares the answers of one micro-batch, and microBatchSize is 1",
+            "use a microBatchSize of 2 or more, or leave it out",
+        ),
+        ValidationRule(
+            "!has(self.trainEmbeddings) || has(self.loraRank)",
+            lambda m: m.train_embeddings is None or m.lora_rank is not None,
+            "trainEmbeddings says what is trained beside adapters of LoRA, and the job has none",
+            "give loraRank, or leave trainEmbeddings out",
         ),
         ValidationRule(
             "!has(self.quantization) || has(self.loraRank)",

@@ -42,7 +42,16 @@ from tilecast.objectives import OBJECTIVES, Objective, list_objectives_bounded_b
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
 from tilecast.search import FRAMEWORKS as ABILITIES
 from tilecast.search import find_framework_features
-from tilecast.spec import FROZEN_BITS, PIPELINE_SCHEDULES, PartialPlan, Schedule, SpecError, Workload
+from tilecast.spec import (
+    FROZEN_BITS,
+    PIPELINE_SCHEDULES,
+    PREFERENCE_FRAMEWORKS,
+    PREFERENCE_LOSSES,
+    PartialPlan,
+    Schedule,
+    SpecError,
+    Workload,
+)
 from tilecast.zoo.families import FAMILIES
 
 KIND = "TrainingJob"
@@ -338,6 +347,8 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     _check_pipeline(training, model)
     _check_experts(training, model)
     _check_data_types(training)
+    _check_loss(spec, workload)
+    _check_adapters(training, workload)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -370,7 +381,8 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
     training, is_training = spec.training, spec.workload == "training"
     steps = training.steps
     if training.tokens is not None:
-        steps = -(-training.tokens // (training.global_batch_size * sequence_length))
+        sequences = 1 if training.loss is None else PREFERENCE_LOSSES[training.loss].sequences
+        steps = -(-training.tokens // (training.global_batch_size * sequence_length * sequences))
     checkpointing = _read_recomputation(training) if is_training else "none"
     return Workload(
         **training.model_dump(include=_WORKLOAD_FIELDS),
@@ -391,6 +403,9 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         lora_rank=training.lora_rank or 0,
         lora_targets=training.lora_targets or "all",
         dora=training.dora or False,
+        train_embeddings=training.train_embeddings or False,
+        loss=training.loss if is_training else None,
+        precomputed_reference=training.precomputed_reference or False,
         frozen_bits=FROZEN_BITS[training.quantization],
     )
 
@@ -413,6 +428,49 @@ def _check_precision(training: Training) -> None:
     if first is not None and version is not None and parse_version(version) < parse_version(first):
         problem, remedy = f"{name} {version} has no {training.precision}", f"use version {first} or later, or bf16"
         raise SpecError("spec.training.precision", problem, remedy)
+
+
+def _check_loss(spec: TrainingJobSpec, workload: Workload) -> None:
+    """Raise SpecError if the spec has a loss on preferences that its model or framework does not support.
+
+    Raises:
+        SpecError: the job does not train, the model does not predict the next token, the framework trains on no
+            preferences, or weights of a reference model would lie on the host.
+    """
+    if spec.training.loss is None:
+        return
+    field, loss, remedy = "spec.training.loss", spec.training.loss, "leave loss out"
+    if spec.workload != "training":
+        raise SpecError(field, f"{loss} trains, and the workload is {spec.workload}", remedy)
+    if not zoo.is_trained_on_preferences(workload):
+        problem = f"{loss} trains language models alone, and {workload.model.name} is of family {workload.model.family}"
+        raise SpecError(field, problem, f"{remedy}, or choose a decoder")
+    if spec.training.framework not in (None, *PREFERENCE_FRAMEWORKS):
+        problem = f"{loss} is priced as TRL and torchtune compute it, and the framework is {spec.training.framework}"
+        raise SpecError(field, problem, f"use framework {' or '.join(PREFERENCE_FRAMEWORKS)}, or {remedy}")
+    needs = workload.preference
+    if workload.offload == "parameters" and (needs.reference_passes or needs.own_passes):
+        problem = f"the forward passes of {loss} without gradients are not priced with weights on the host"
+        raise SpecError(field, problem, "use offload optimizer or none")
+    if workload.pipeline_schedule or workload.pipeline_layout:
+        raise SpecError(
+            field, f"{loss} is not priced in a pipeline", f"leave pipelineSchedule and -Layout, or {remedy}"
+        )
+
+
+def _check_adapters(training: Training, workload: Workload) -> None:
+    """Raise SpecError if the spec's framework has no such adapters, or its model no embedding and head beside them.
+
+    Raises:
+        SpecError: LitGPT would train DoRA, or whole embeddings are trained of a model that is no language model.
+    """
+    if training.dora and training.framework == "litgpt":
+        problem = "litgpt has adapters of LoRA alone (litgpt/lora.py)"
+        raise SpecError("spec.training.dora", problem, "use framework torchtune or huggingface, or leave dora out")
+    model = workload.model
+    if training.train_embeddings and not zoo.has_token_embeddings(model):
+        problem = f"{model.name} of family {model.family} has no embedding and head of tokens"
+        raise SpecError("spec.training.trainEmbeddings", problem, "leave it out")
 
 
 def _check_pipeline(training: Training, model: Model) -> None:

@@ -66,6 +66,7 @@ def block_costs(
         weights.weight_copy_bytes_per_s(pool.gpu, fitted),
         weights.reshards_weights(workload, plans),
     )
+    forwards = 1.0 + weights.count_forward_gathers(workload)
     one_bucket, ones, nil = overlap.BucketLimits.single_bucket(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
     rows, exchanges = [], passes.LayerCollectives(sharded, plans, pool)
     for times in priced.blocks:
@@ -88,7 +89,7 @@ def block_costs(
             backward_s,
             np.where((stage == 1) | ((stage == 2) & ~reshards), sync.updated_s, nil),
             np.select([stage == 0, stage == 1], [sync.reduce_s, sync.scatter_s], nil),
-            np.where((stage == 3) | ((stage == 2) & reshards), sync.gather_s, nil),
+            np.where((stage == 3) | ((stage == 2) & reshards), sync.gather_s * np.where(stage == 3, forwards, 1), nil),
             np.select([stage == 2, stage == 3], [sync.scatter_s, sync.gather_s + sync.scatter_s], nil),
             sharded.expand_to_plans(inputs + times.block.remembered_bytes),
             bill.parameters + bill.gradients + bill.optimizer + bill.activations * spread,

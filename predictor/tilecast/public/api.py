@@ -122,6 +122,12 @@ class JobSettings(TypedDict, total=False):
     """all or attention."""
     dora: bool
     """Whether the adapters are DoRA's."""
+    train_embeddings: bool
+    """Whether embedding and head are trained whole beside adapters."""
+    loss: str
+    """Loss on preferences, such as dpo."""
+    precomputed_reference: bool
+    """Whether the reference model's log-probabilities are computed before training."""
     quantization: str
     """Quantization of the frozen weights under LoRA adapters."""
     steps: int | str

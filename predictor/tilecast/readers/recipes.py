@@ -116,6 +116,9 @@ def read_recipe(
     training["precision"], weights = _read_precision(ranked, name, zero >= 2)
     training |= drop_none({"weights": weights, "offload": offload})
     training |= _read_adapters(ranked, name, rank, training)
+    if loss := _read_loss(ranked, name, training, micro):
+        training["loss"] = loss
+        notes.append(f"Log-probabilities of the loss {loss} are priced as the framework's own loss on all tokens.")
     if ranked.stated("relora"):
         if training.get("loraRank"):
             notes.append("The adapters are merged into the weights now and then (relora), which is not priced.")
@@ -178,6 +181,66 @@ def read_recipe(
         notes=tuple(notes),
         **ranked.fields(),
     )
+
+
+def _read_loss(ranked: PrioritizedFacts, name: str, training: Mapping[str, Any], micro: int) -> str | None:
+    """Return the loss on preferences that a recipe trains, or None if it trains the model's own loss.
+
+    Losses of one method with equal forward passes, such as TRL's `hinge` of DPO, count as the method.
+    """
+    unpriced = ranked.facts[0].unpriced
+    loss = training.get("loss")
+    if name == "torchtune" and ranked.stated("loss") == "dpo":
+        loss = "dpo"
+    elif name == "llamafactory" and (stage := ranked.stated("stage")) in ("dpo", "kto"):
+        loss = (ranked.stated("pref_loss") or "dpo") if stage == "dpo" else "kto"
+    elif name == "trl":
+        loss = _read_trl_method(ranked)
+    labels = ranked.stated("labels")
+    if labels is not None and (loss != "reward" or labels != 1):
+        unpriced[ranked.find_option("labels", "")] = (
+            "a classifier as the head is priced for rewards of one number alone"
+        )
+    if loss is None:
+        return None
+    option = ranked.find_option("training.loss", ranked.find_option("stage", name))
+    if training.get("fusedLoss"):
+        unpriced[ranked.find_option("training.fusedLoss", option)] = f"a fused loss is not priced for the loss {loss}"
+    if loss == "kto" and micro == 1:
+        unpriced[option] = "KTO needs two answers or more in a micro-batch"
+    return str(loss)
+
+
+_TRL_LOSSES: Mapping[str, Mapping[str, str]] = {
+    "kto": {"kto": "kto"}, "orpo": {}, "reward": {},
+    "cpo": {"sigmoid": "cpo", "hinge": "cpo", "ipo": "cpo", "simpo": "simpo"},
+    "dpo": {
+        **dict.fromkeys((
+            "sigmoid", "hinge", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
+            "aot_pair", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
+        ), "dpo"),
+        "ipo": "ipo",
+    },
+}  # fmt: skip
+"""Loss on preferences for each method of TRL and value of its `--loss_type`, if its forward passes are known."""
+
+
+def _read_trl_method(ranked: PrioritizedFacts) -> str | None:
+    """Return the loss on preferences of one of TRL's methods, or None for supervised fine-tuning."""
+    method, kinds, unpriced = ranked.stated("method"), ranked.stated("loss_type") or (), ranked.facts[0].unpriced
+    words = [word.strip("[],\"'") for word in kinds]
+    if method is None:
+        signs = ("beta", "training.precomputedReference")
+        if option := next((found for sign in signs if (found := ranked.find_option(sign, ""))), ""):
+            unpriced[option] = "the file does not say which of TRL's methods reads it, such as trl dpo --config FILE"
+        return None
+    if method not in _TRL_LOSSES:
+        return None
+    known = _TRL_LOSSES[method]
+    if strange := next((word for word in words if word and word not in known), ""):
+        unpriced[ranked.find_option("loss_type", "--loss_type")] = f"{strange[:40]!r} of {method} is not priced"
+    losses = {known[word] for word in words if word in known}
+    return losses.pop() if len(losses) == 1 else str(method)
 
 
 def _read_shard_degree(ranked: PrioritizedFacts, name: str, data: int | None, where: str) -> int | None:
@@ -507,6 +570,10 @@ _ATTENTION = re.compile(
 """Names of attention projections among the targets of adapters."""
 
 
+_ENDS = {"embed_tokens", "lm_head"}
+"""Modules that may be trained whole beside adapters."""
+
+
 def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `spec.training` for LoRA adapters.
 
@@ -537,7 +604,15 @@ def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Map
         chosen = "all"
     else:
         chosen = "attention" if all(_ATTENTION.fullmatch(word) for word in targets) else "all"
+    whole = {word.strip(",'\"[]") for item in ranked.stated("whole_modules") or () for word in str(item).split(",")} - {
+        ""
+    }
+    if whole not in (set(), _ENDS):
+        names = ", ".join(sorted(whole))[:60]
+        reason = f"{names}: of modules trained whole beside adapters, embed_tokens and lm_head together are priced"
+        ranked.facts[0].unpriced[ranked.find_option("whole_modules", "")] = reason
     return {
+        **({"trainEmbeddings": True} if whole == _ENDS else {}),
         "loraRank": training.get("loraRank") or rank,
         "loraTargets": chosen,
         **({"dora": True} if ranked.stated("dora") else {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,11 +53,14 @@ class Folder:
         if UNKNOWN in name:
             problem = f"its name holds that of {name.split(UNKNOWN)[1][:60]}, which is not literal"
             raise SpecError(name.replace(UNKNOWN, "$")[:120], problem, "write its path")
-        root = self.root.resolve()
-        path = (root / name).resolve()
-        if not path.is_relative_to(root):
+        path = (self._resolved / name).resolve()
+        if not path.is_relative_to(self._resolved):
             raise SpecError(name, "lies outside the folder of what was given", "copy it there")
         return read_bounded(path, name)
+
+    @cached_property
+    def _resolved(self) -> Path:
+        return self.root.resolve()
 
 
 class Files(Protocol):
@@ -495,6 +499,7 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
         {spell_option(word.partition("=")[0]) for word in line.arguments if word[:2] == "--"},
     )
     table = _find_table(line, options)
+    method = ["--trl_method", _find_trl_method(line.program, where)] if table == "trl" else []
     paths = [word for word in words if word.endswith(_CONFIGURATIONS) and word[0] != "-" and "=" not in word]
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         settings = OptionTable.read("megatron").split_words(words)
@@ -512,13 +517,13 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl", "lightning") and (
         path := _find_option_value(words, "--config") or next(iter(paths), None)
     ):
-        over = [word for word in words if word not in (path, "--config")]
+        over = [*(word for word in words if word not in (path, "--config")), *method]
         # MaxText's base.yml holds its defaults, which the table has.
         is_default = table == "maxtext" and path.rpartition("/")[2] == "base.yml" and not _can_read(folder, path)
         text = "run_name: ''" if is_default else folder.read(path)
         reading = _read_configurations({path: text}, folder, world, has_model, over, table, line)
     elif table:
-        settings = OptionTable.read(table).split_words(words)
+        settings = OptionTable.read(table).split_words([*words, *method])
         extra = _read_launcher_facts(line, folder)
         reading = read_recipe(table, settings, where, folder.read, world, extra, line.gpus_per_node)
     else:
@@ -573,10 +578,36 @@ def _find_table(line: LaunchLine, options: set[str]) -> str:
     return "trainer" if line.launcher == "accelerate" else ""
 
 
+_TRL_METHODS: Mapping[str, str] = {
+    **{name: name for name in ("sft", "dpo", "kto", "orpo", "cpo", "reward")}, "reward_modeling": "reward",
+}  # fmt: skip
+"""Method of TRL for the name of a subcommand or script."""
+_TRL_GENERATES = ("grpo", "rloo", "ppo", "online_dpo", "nash_md", "xpo", "gkd", "distillation", "prm", "bco")
+"""Subcommands and scripts of TRL that are not read: most of them generate text during training."""
+
+
+def _find_trl_method(program: str, where: str) -> str:
+    """Return the method of TRL that a program trains with, such as `dpo`. A program of another name is taken as `sft`.
+
+    Raises:
+        SpecError: the method is not priced.
+    """
+    name = re.split(r"[ /.]", program.removesuffix(".py"))[-1]
+    if name not in _TRL_GENERATES and name not in _TRL_METHODS:
+        # A script of one's own, such as run_dpo.py.
+        name = re.split(r"[_-]", name)[-1]
+    if name in _TRL_GENERATES:
+        problem = f"TRL's {name} is not priced"
+        raise SpecError(where or program[:60], problem, f"give one of {', '.join(_TRL_METHODS)}")
+    return _TRL_METHODS.get(name, "sft")
+
+
 _PROGRAMS = (
     ("litgpt", "lightning"),
     ("torchtitan", "torchtitan"), ("axolotl", "axolotl"), ("llamafactory", "llamafactory"), ("torchtune", "torchtune"),
-    ("trl ", "trl"), ("trl/", "trl"), ("trl.", "trl"), ("sft.py", "trl"), ("MaxText", "maxtext"),
+    ("trl ", "trl"), ("trl/", "trl"), ("trl.", "trl"), ("sft.py", "trl"),
+    ("dpo.py", "trl"), ("kto.py", "trl"), ("orpo.py", "trl"), ("cpo.py", "trl"), ("reward_modeling.py", "trl"),
+    ("grpo.py", "trl"), ("MaxText", "maxtext"),
     ("maxtext", "maxtext"),
 )  # fmt: skip
 """Parts of programs' names, and the table of options for each."""

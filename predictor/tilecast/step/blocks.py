@@ -17,7 +17,7 @@ from tilecast.spec import PRECISIONS, Floats, Rows, Workload
 from tilecast.zoo import ShardedGraph
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.layers import QUANTIZE
-from tilecast.zoo.modules import is_repeated_in_full, list_modules_of_operator
+from tilecast.zoo.modules import NO_GRADIENT, is_repeated_in_full, list_modules_of_operator
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
 """Parts of a step that have a fitted factor each.
@@ -184,7 +184,7 @@ def recomputed_fraction(workload: Workload) -> Callable[[Op], float]:
     if frameworks.find_framework(workload).selective == "attention":
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
-    return lambda op: rates.get(int(op.table.kind[0]), 1.0)
+    return lambda op: 0.0 if op.name.startswith(NO_GRADIENT) else rates.get(int(op.table.kind[0]), 1.0)
 
 
 def list_operator_modules(workload: Workload, op: Op) -> frozenset[str]:

@@ -16,7 +16,7 @@ from tilecast.hardware import Pool, find_link
 from tilecast.spec import Columns, Floats, Ints, Plans, Workload
 from tilecast.step.passes import MicroBatch
 from tilecast.step.placement import build_communication_group
-from tilecast.step.weights import HeldWeights, reshards_weights
+from tilecast.step.weights import HeldWeights, count_forward_gathers, reshards_weights
 from tilecast.zoo import ShardedGraph
 
 
@@ -253,6 +253,8 @@ class _OverlappedPasses:
     """Number of micro-batches that scatter gradients at ZeRO stages 2 and 3."""
     warms_up: Ints
     """Number of micro-batches whose forward pass gathers the weights under ZeRO 3."""
+    gathers: float
+    """Number of times that ZeRO 3 gathers the weights in the forward passes of a micro-batch."""
 
 
 def exposed_and_hidden_seconds(
@@ -279,6 +281,7 @@ def exposed_and_hidden_seconds(
         reshards_weights(workload, replace(plans, zero_stage=np.full(len(plans), 2))),
         np.where(sums, 1, plans.gradient_accumulation) if sums.any() else plans.gradient_accumulation,
         np.minimum(plans.pipeline, plans.gradient_accumulation),
+        1.0 + count_forward_gathers(workload),
     )
     formulas = (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
     visible = _ExposedSeconds.from_passes(passes, sync)
@@ -353,11 +356,12 @@ def _seconds_at_zero_3(passes: _OverlappedPasses, sync: SyncSeconds, _: _Exposed
     pass: m + 1 gathers in all (PyTorch, distributed/pipelining/stage.py, backward_maybe_with_nosync).
     """
     both = sync.gather_s + sync.scatter_s
-    forward = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
+    gather_s = passes.gathers * sync.gather_s
+    forward = overlap.exposed_seconds(gather_s, passes.gathers * sync.gathered, passes.forward_s)
     # The last bucket of gradients, which may hold several blocks, comes after the pass.
     last = sync.scatter_s / sync.scattered
     backward = np.maximum(overlap.exposed_seconds(both, sync.gathered, passes.backward_s), last)
-    exposed_s, all_s = passes.repeats * (forward + backward), passes.repeats * (sync.gather_s + both)
+    exposed_s, all_s = passes.repeats * (forward + backward), passes.repeats * (gather_s + both)
     sums = passes.repeats - passes.scatters
     if sums.any():
         alone = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.backward_s)

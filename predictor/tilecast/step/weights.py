@@ -16,6 +16,7 @@ from tilecast.spec import Columns, Floats, Plans, Workload
 from tilecast.step.blocks import find_launch_mode
 from tilecast.step.passes import MicroBatch
 from tilecast.zoo import ShardedGraph
+from tilecast.zoo.modules import NO_GRADIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,10 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
     cells, gradient = frameworks.find_framework(workload), frameworks.gradient_bytes(workload)
     trained = held.parameters * held.trainable
     cast = 6.0 if workload.is_mixed and cells.weights == "autocast" else 0.0
+    if workload.holds_reference or workload.preference.own_passes:
+        # Each forward pass without gradients casts the weights that it reads.
+        needs = workload.preference
+        cast *= 1.0 + needs.own_passes + needs.reference_passes * workload.holds_reference
     fused = cells.has_fused_accumulation
     is_widened = workload.is_mixed and gradient == 4.0 and not fused
     converted = np.where(plans.zero_stage < 3, 2.0 + gradient if is_widened else 0.0, 0.0)
@@ -86,7 +91,13 @@ def count_gathers_per_micro_batch(workload: Workload, plans: Plans) -> Floats:
     """
     gathers = np.where(plans.zero_stage >= 3, 2.0, np.where(reshards_weights(workload, plans), 1.0, 0.0))
     keeps = frameworks.keeps_gathered_weights(workload, plans) & (plans.gradient_accumulation > 1)
-    return np.where(keeps, 1.0, gathers)
+    return np.where(keeps, 1.0, gathers) + np.where(plans.zero_stage >= 3, count_forward_gathers(workload), 0.0)
+
+
+def count_forward_gathers(workload: Workload) -> float:
+    """Return how often a micro-batch gathers weights under ZeRO 3 for forward passes without gradients."""
+    needs = workload.preference
+    return float(needs.reference_passes + needs.own_passes)
 
 
 def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
@@ -201,7 +212,11 @@ def hook_seconds(workload: Workload, graph: Graph, plans: Plans, micro: MicroBat
 def _count_weight_tensors(graph: Graph) -> float:
     """Return the estimated number of weight tensors: a fitted number for each operator that may have weights."""
     return constants.shipped_constants().host_step.operator_tensors * sum(
-        block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
+        block.repeat
+        * sum(
+            op.phase == "forward" and op.table.kind[0] in _WEIGHTED and not op.name.startswith(NO_GRADIENT)
+            for op in block.ops
+        )
         for block in graph.blocks
     )
 

@@ -37,18 +37,29 @@ from tilecast.spec import (
     Workload,
     distinct_rows,
 )
-from tilecast.zoo import hybrid, towers, traced
+from tilecast.zoo import hybrid, preferences, towers, traced
 from tilecast.zoo.adapters import count_quantized_head
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
 from tilecast.zoo.layers import QUANTIZE
 from tilecast.zoo.modules import list_modules
+from tilecast.zoo.preferences import has_token_embeddings, is_trained_on_preferences
 from tilecast.zoo.reading import build_model
 from tilecast.zoo.recommender import EmbeddingTables
 from tilecast.zoo.stages import FullestStages, find_stage_kinds, is_folded_by_plan
 
-__all__ = ["ADAPTED", "FAMILIES", "EmbeddingTables", "Family", "Transformer", "build_model", "list_modules"]
+__all__ = [
+    "ADAPTED",
+    "FAMILIES",
+    "EmbeddingTables",
+    "Family",
+    "Transformer",
+    "build_model",
+    "has_token_embeddings",
+    "is_trained_on_preferences",
+    "list_modules",
+]
 
 
 def recomputed_layer_fraction(workload: Workload, sharded: ShardedGraph, plans: Plans) -> Floats:
@@ -124,6 +135,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         SearchTooLargeError: the model has more operators than a search can price.
         SpecError: the model's family is unknown, or LoRA cannot train it.
     """
+    workload, shards = preferences.adapt_to_loss(workload, shards)
     graph = find_builder(workload)(workload, shards)
     ends, folds = frameworks.find_framework(workload).counts_ends, is_folded(workload.pipeline_schedule)
     graph = replace(graph, counts_ends=ends, is_folded=folds)
@@ -132,7 +144,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
     if workload.model.towers:
         graph = towers.prepend_towers(graph, workload, shards, _find_family_builder)
     require_few_operators(sum(len(block.ops) for block in graph.blocks))
-    return keep_layers_in_16_bits(workload, fuse.apply_passes(graph, fuse.passes(workload)))
+    graph = keep_layers_in_16_bits(workload, fuse.apply_passes(graph, fuse.passes(workload)))
+    return preferences.add_forward_passes(workload, graph)
 
 
 def count_operators(workload: Workload) -> int:

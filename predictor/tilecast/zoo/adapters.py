@@ -132,6 +132,16 @@ def count_dropout_bytes(workload: Workload, linears: Sequence[Linear]) -> Floats
     return total
 
 
+def _count_adapters(workload: Workload, item: Linear) -> float:
+    """Return the number of adapters beside a dense layer, which may stand for several that read the same input.
+
+    Adapters of unequal outputs, as those of queries and of fewer keys and values, are taken as equal.
+    """
+    if not frameworks.find_framework(workload).adapters_of_each:
+        return 1.0
+    return 3.0 if item.name.endswith(".qkv") else item.modules
+
+
 def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
     """Return the operators of the LoRA adapters and the number of adapter parameters, (S,).
 
@@ -142,10 +152,13 @@ def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[
     ops: list[Op] = []
     parameters = np.zeros(1)
     for item in list_adapted(workload, linears):
-        ops += layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank, trainable=True)
-        ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs, trainable=True)
-        ops += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * item.outputs, reads=2.0)
-        parameters = parameters + rank * (item.inputs + item.outputs)
+        number = _count_adapters(workload, item)
+        outputs = item.outputs / number
+        own = layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank, trainable=True)
+        own += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, outputs, trainable=True)
+        own += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * outputs, reads=2.0)
+        ops += own if number == 1 else [replace(op, count=op.count * number) for op in own]
+        parameters = parameters + rank * (number * item.inputs + item.outputs)
         if workload.dora:
             ops += _build_norms(workload, item) + _build_rescaling(numerics, item)
             parameters = parameters + item.outputs

@@ -32,6 +32,8 @@ _EXCHANGES: Mapping[str, re.Pattern[str]] = {
     "attn_out": re.compile(r"(.*-)?attention\.(scatter|reduce)"),
 }
 """Names of the forward collectives of each module that has collectives."""
+NO_GRADIENT = ("reference.", "own-pass.")
+"""Beginnings of the names of operators and collectives in forward passes that keep nothing for a backward pass."""
 _LAST = re.compile(r"mlp\.(down|residual|reduce|scatter)(\..*)?")
 """Forward operators and collectives of a dense layer that come after the last tensor that a gradient needs."""
 _FUSED_NORM = re.compile(r"((.*-)?attention|mlp)\.norm(\..*)?")
@@ -63,6 +65,8 @@ def is_repeated_in_full(workload: Workload, name: str) -> bool:
 
     Some frameworks stop before the last product of a layer, unless dropout or a norm follows that product.
     """
+    if name.startswith(NO_GRADIENT):
+        return False
     model = workload.model
     if frameworks.find_framework(workload).recomputes_last_product or model.dropout or model.family not in _PRE_NORM:
         return True

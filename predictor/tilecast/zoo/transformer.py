@@ -305,6 +305,7 @@ def build_embedding(workload: Workload, rank: RankSizes) -> Block:
     Frozen embeddings have no backward pass.
     """
     model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
+    numerics = replace(numerics, frozen=numerics.frozen and not workload.copies_embeddings)
     numerics = replace(numerics, training=numerics.training and not numerics.frozen)
     e, h = numerics.element, model.hidden
     ops = layers.embedding("embedding.tokens", numerics, rank.tokens, h)
@@ -324,7 +325,7 @@ def build_embedding(workload: Workload, rank: RankSizes) -> Block:
     if dims.embedding_norm:
         parameters = parameters + count_norm_parameters(model)
     collectives = (CollectiveCall("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
-    return build_uniform_block(
+    block = build_uniform_block(
         "embedding",
         len(rank.tensor),
         ops,
@@ -333,6 +334,9 @@ def build_embedding(workload: Workload, rank: RankSizes) -> Block:
         frozen=numerics.frozen,
         collectives=collectives,
     )
+    if not workload.copies_embeddings:
+        return block
+    return replace(block, parameters=2.0 * block.parameters, frozen_parameters=block.parameters)
 
 
 def _build_head(workload: Workload, rank: RankSizes) -> Block:
@@ -360,7 +364,8 @@ def _build_head(workload: Workload, rank: RankSizes) -> Block:
     if dims.pooler:
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True)
         parameters = parameters + h * h + h + 2 * h + 2
-    ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab)
+    trainable = True if workload.copies_embeddings else None
+    ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab, trainable=trainable)
     quantized = count_quantized_head(workload) / t
     ops += dequantize_head(workload, quantized)
     if dims.capped_logits:
@@ -380,7 +385,11 @@ def _build_head(workload: Workload, rank: RankSizes) -> Block:
         logit_bytes, logit_working = 0.0, (logit_bytes + logit_working) / workload.loss_chunks
     activation_bytes = e * rank.outer_tokens * h * 2 + logit_bytes * rows * vocab
     collectives = (CollectiveCall("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
-    return build_uniform_block(
+    block = build_uniform_block(
         "head", len(t), ops, parameters, activation_bytes, frozen=numerics.frozen, collectives=collectives,
         working_bytes=logit_working * rows * vocab + e * framework.dequantized_copies * quantized,
     )  # fmt: skip
+    if not workload.copies_embeddings or classes:
+        return block
+    # PEFT trains a copy of the head's weight even if the frozen one is the embedding's.
+    return replace(block, parameters=block.parameters + model.vocab * h / t)

@@ -372,6 +372,12 @@ def check_launchable(launcher: str, workload: Workload) -> None:
     if workload.gradient_sync != "allReduce":
         remedy = "use training.gradientSync allReduce, or leave --launch out"
         raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
+    if workload.train_embeddings:
+        text = f"{launcher} is not told here of training.trainEmbeddings"
+        raise SpecError("--launch", text, "leave it out, and give your script's LoraConfig modules_to_save")
+    if workload.loss is not None:
+        remedy = "use TRL, axolotl, LLaMA-Factory or torchtune for it, or leave --launch out"
+        raise SpecError("--launch", f"{launcher}'s script trains on no preferences (loss {workload.loss})", remedy)
     if workload.lora_rank and not entry.has_adapters:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 
