@@ -142,6 +142,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"sequenceLength": None},
         {"loraTargets": "attention"},
         {"dora": True},
+        {"frozenParts": ["vision"], "loraRank": 8},
         {"quantization": "nf4"},
         {"quantization": "nf4", "loraRank": 8, "precision": "fp32"},
         {"serverUpdates": "asynchronous"},

@@ -108,6 +108,13 @@ They are 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3) and 8-bit intege
 FROZEN_BITS: Mapping[Quantization | None, int] = {None: 16, "int8": 8, "nf4": 4}
 """Bits of a frozen weight of the layers, without scales."""
 LoraTargets = Literal["all", "attention"]
+FrozenPart = Literal["vision", "audio", "projector", "language"]
+"""Parts of a model with towers that a job may leave as they are.
+
+In order: the towers that read images, those that read sound, the layers between a tower and the language model, and the
+language model itself.
+"""
+FROZEN_PARTS: tuple[FrozenPart, ...] = get_args(FrozenPart)
 LORA_TARGETS: tuple[LoraTargets, ...] = get_args(LoraTargets)
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
@@ -211,6 +218,8 @@ class Workload:
     """Linear layers with adapters: all, or only the projections of attention."""
     dora: bool = False
     """Whether adapters also train the norm of each row of the adapted weight (DoRA, arXiv 2402.09353)."""
+    frozen_parts: tuple[FrozenPart, ...] = ()
+    """Parts of a model with towers whose weights are not trained, in the order of `FROZEN_PARTS`."""
     frozen_bits: int = 16
     """Bits per frozen weight of the layers under LoRA: 16, 8 or 4.
 

@@ -14,6 +14,7 @@ from tilecast.spec import (
     ExpertDispatch,
     ExpertOverlap,
     Framework,
+    FrozenPart,
     GradientSync,
     LoraTargets,
     MemoryFormat,
@@ -208,6 +209,12 @@ class Training(ApiModel):
         "Whether adapters also train the norm of each row of the adapted weight (DoRA), as torchtune and PEFT compute "
         "it; false if absent."
     )
+    frozen_parts: list[FrozenPart] = list_field(
+        "Parts of a model with encoders of images or sound that are not trained: vision and audio are the encoders, "
+        "projector the layers behind them, language the model that reads them. They have no gradients of weights and "
+        "no optimizer state; language passes gradients on to what is trained before it. Empty trains every part.",
+        max_length=4,
+    )
     quantization: Quantization | None = optional_field(
         "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA), int8 8 bits "
         "(bitsandbytes); absent holds them in 16 bits."
@@ -282,6 +289,12 @@ class Training(ApiModel):
             lambda m: m.dora is None or m.lora_rank is not None,
             "dora says how adapters of LoRA train, and the job has none",
             "give loraRank, or leave dora out",
+        ),
+        ValidationRule(
+            "!has(self.frozenParts) || self.frozenParts.size() == 0 || !has(self.loraRank)",
+            lambda m: not m.frozen_parts or m.lora_rank is None,
+            "frozenParts says which weights are trained, and under loraRank only adapters are",
+            "leave one of them out",
         ),
         ValidationRule(
             "!has(self.quantization) || has(self.loraRank)",

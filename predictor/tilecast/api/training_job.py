@@ -42,8 +42,9 @@ from tilecast.objectives import OBJECTIVES, Objective, list_objectives_bounded_b
 from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
 from tilecast.search import FRAMEWORKS as ABILITIES
 from tilecast.search import find_framework_features
-from tilecast.spec import FROZEN_BITS, PIPELINE_SCHEDULES, PartialPlan, Schedule, SpecError, Workload
+from tilecast.spec import FROZEN_BITS, FROZEN_PARTS, PIPELINE_SCHEDULES, PartialPlan, Schedule, SpecError, Workload
 from tilecast.zoo.families import FAMILIES
+from tilecast.zoo.towers import check_frozen_parts
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
@@ -338,6 +339,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     _check_pipeline(training, model)
     _check_experts(training, model)
     _check_data_types(training)
+    check_frozen_parts(model, workload.frozen_parts)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -391,6 +393,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         lora_rank=training.lora_rank or 0,
         lora_targets=training.lora_targets or "all",
         dora=training.dora or False,
+        frozen_parts=tuple(part for part in FROZEN_PARTS if part in training.frozen_parts) if is_training else (),
         frozen_bits=FROZEN_BITS[training.quantization],
     )
 

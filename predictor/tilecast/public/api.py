@@ -122,6 +122,8 @@ class JobSettings(TypedDict, total=False):
     """all or attention."""
     dora: bool
     """Whether the adapters are DoRA's."""
+    frozen_parts: list[str]
+    """Parts of a model with towers that are not trained: vision, audio, projector, language."""
     quantization: str
     """Quantization of the frozen weights under LoRA adapters."""
     steps: int | str

@@ -372,6 +372,8 @@ def check_launchable(launcher: str, workload: Workload) -> None:
     if workload.gradient_sync != "allReduce":
         remedy = "use training.gradientSync allReduce, or leave --launch out"
         raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
+    if workload.frozen_parts:
+        raise SpecError("--launch", f"{launcher} is not told here of training.frozenParts", "leave --launch out")
     if workload.lora_rank and not entry.has_adapters:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 
