@@ -145,6 +145,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"precomputedReference": True},
         {"loss": "kto", "microBatchSize": 1},
         {"trainEmbeddings": True},
+        {"frozenParts": ["vision"], "loraRank": 8},
         {"quantization": "nf4"},
         {"quantization": "nf4", "loraRank": 8, "precision": "fp32"},
         {"serverUpdates": "asynchronous"},

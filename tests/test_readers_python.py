@@ -9,6 +9,7 @@ import pytest
 from tilecast import readers
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
+from tilecast.layout import parse_layout
 from tilecast.readers.python import find_functions, read_function
 from tilecast.spec import SpecError
 
@@ -554,3 +555,59 @@ def test_a_class_of_a_class_with_fields_is_not_followed() -> None:
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     name = put(tmp_path, "llama3/config_registry.py", "\ufeff" + TITAN)
     assert readers.read_file(f"{name}:llama3_8b", gpus=8).model_name == "llama-3.1-8b"
+
+
+VLM = """
+from megatron.bridge.recipes.common import _pretrain_common
+
+def qwen3_vl_235b_pretrain_64gpu_b200_bf16_config() -> ConfigContainer:
+    cfg = _pretrain_common()
+    name = "Qwen/Qwen3-VL-235B-A22B-Instruct"
+    cfg.model = AutoBridge.from_hf_pretrained(name).to_megatron_provider(load_weights=False)
+    cfg.model.pipeline_model_parallel_size = 8
+    cfg.model.expert_model_parallel_size = 8
+    cfg.model.freeze_language_model = True
+    cfg.model.freeze_vision_model = True
+    cfg.model.freeze_vision_projection = False
+    cfg.model.num_layers_in_first_pipeline_stage = 10
+    cfg.model.num_layers_in_last_pipeline_stage = 12
+    cfg.train.global_batch_size = 1024
+    return cfg
+"""
+
+
+def test_parts_that_megatron_bridge_freezes_and_stages_of_their_own_length_are_read(tmp_path: Path) -> None:
+    """The vision model is frozen without its projection (models/qwen_vl/modelling_qwen3_vl/model.py: freeze)."""
+    found = readers.read_file(put(tmp_path, "qwen3_vl.py", VLM))
+    assert found.training["frozenParts"] == ["vision", "language"] and found.unpriced == {} and found.unknown == ()
+    layout = found.training["pipelineLayout"]
+    assert parse_layout(layout).pieces == (10, *[12] * 7) and found.plan_text() == "dp=8,pp=8,ep=8,zero=1,mb=2"
+    pieces = VLM.replace("pipeline_model_parallel_size = 8", "pipeline_model_parallel_size = 8\n    "
+                         "cfg.model.virtual_pipeline_model_parallel_size = 2")  # fmt: skip
+    layout = readers.read_file(put(tmp_path, "qwen3_vl.py", pieces)).training["pipelineLayout"]
+    assert parse_layout(layout).pieces == (5, *[6] * 7) * 2
+    trained = VLM.replace("= True", "= False")
+    assert "frozenParts" not in readers.read_file(put(tmp_path, "qwen3_vl.py", trained)).training
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("first_pipeline_stage = 10", "first_pipeline_stage = 11", "does not leave 94 layers to 8 stages"),
+        ("last_pipeline_stage = 12", "last_pipeline_stage = 90", "does not leave 94 layers to 8 stages"),
+        ("Qwen3-VL-235B-A22B-Instruct", "Qwen3-VL-9000B", "splits layers whose number is not known"),
+        ("projection = False", "projection = False\n    cfg.model.freeze_audio_projection = True", "one projection"),
+        ("projection = False", 'projection = False\n    cfg.peft = "lora"', "is set beside adapters"),
+    ],
+)
+def test_frozen_parts_and_stages_that_are_not_clear_are_refused(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    with pytest.raises(SpecError, match=problem) as caught:
+        readers.read_file(put(tmp_path, "qwen3_vl.py", VLM.replace(old, new)))
+    assert "\n" not in str(caught.value)
+
+
+def test_frozen_layers_that_predict_further_tokens_are_named(tmp_path: Path) -> None:
+    further = VLM.replace("freeze_vision_projection = False", "freeze_mtp_model = True")
+    assert list(readers.read_file(put(tmp_path, "qwen3_vl.py", further)).unpriced) == ["model.freeze_mtp_model"]

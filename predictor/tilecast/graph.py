@@ -388,7 +388,7 @@ class Block:
     workspace_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes that a library allocates while one of its kernels runs, (S,)."""
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
-    """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
+    """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base, frozen parts)."""
     positions: tuple[int, ...] = ()
     """Positions of the repetitions among the layers of the model, from 0.
 
@@ -404,6 +404,19 @@ class Block:
     """Bytes that the block reads from earlier blocks in addition to its input, such as an encoder's output."""
     freed_bytes: Mapping[str, Floats] = field(default_factory=dict)
     """Bytes of `activation_bytes` that recomputing a module frees, (S,), by name in `recomputation.MODULES`."""
+
+    @property
+    def trained_parameters(self) -> Floats:
+        """Parameters with a gradient, (S,)."""
+        return np.asarray(self.parameters - self.frozen_parameters)
+
+    @property
+    def trained_expert_parameters(self) -> Floats:
+        """Parameters with a gradient among those that expert parallelism spreads over ranks, (S,).
+
+        It is for blocks that are trained or frozen as a whole.
+        """
+        return np.asarray(np.minimum(self.expert_parameters, self.trained_parameters))
 
     def kept_bytes(self, code: int) -> Floats:
         """Return the bytes of activations that are saved for the backward pass under a recomputation code, (S,).

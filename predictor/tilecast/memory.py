@@ -372,7 +372,11 @@ class FootprintTable:
         if self.keeps_gathered:
             # The weights of a stage are whole when a backward pass ends, which has freed the activations of one
             # micro-batch of one piece of the stage. The next forward pass spreads them.
-            freed = np.where(at_end, 0.0, micro.early / plans.virtual_stages)
+            saved = micro.early
+            if self.workload.frozen_parts:
+                # The first stage may save little for a frozen tower, so that another stage is the fullest.
+                saved = np.maximum(saved, np.maximum(micro.later, micro.late))
+            freed = np.where(at_end, 0.0, saved / plans.virtual_stages)
             gathered = np.maximum(gathered, states.whole - freed)
         working = working + gathered
         parameters = states.parameters + casts
@@ -466,6 +470,7 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
     parameters, own = _count_held_parameters(workload, sharded, plans)
     trainable, framework = sharded.trainable_fraction(plans), frameworks.find_framework(workload)
+    own_trainable = sharded.trainable_fraction_of_shards(plans)
     per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
@@ -475,6 +480,10 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
         """
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
+    def spread_trained(stage_from: int) -> Floats:
+        """Return the same number for trained parameters, (n,)."""
+        return np.where(plans.zero_stage >= stage_from, own * own_trainable, parameters * trainable)
+
     tables = sharded.sum_fullest_stage("table_parameters", plans)
     held = _weight_bytes(workload, sharded, plans, per_parameter, gpu) + 4.0 * tables
     casts = _weight_cast_bytes(workload, sharded, plans, per_parameter)
@@ -482,9 +491,8 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
         summed = frameworks.sums_whole_gradients(workload, plans)
-        gradients = (
-            np.where(summed, parameters, spread(framework.gradient_sharding_stage)) * trainable * per_parameter.gradient
-        )
+        whole = np.where(summed, parameters * trainable, spread_trained(framework.gradient_sharding_stage))
+        gradients = whole * per_parameter.gradient
         copied = (plans.replicas > 1) & (plans.zero_stage == 0)
         bucketed = np.where(copied, framework.gradient_copies - 1.0, 0.0) * gradients
         gradients = gradients + bucketed
@@ -494,13 +502,13 @@ def _state_bytes(workload: Workload, sharded: ShardedGraph, plans: Plans, gpu: G
         number = layers * own_states.moments + (1 - layers) * own_states.end_moments
         moments = number * per_parameter.moment + own_states.quantized_bytes
         optimizer = (
-            spread(1) * trainable * (per_parameter.master + moments + per_parameter.update)
+            spread_trained(1) * (per_parameter.master + moments + per_parameter.update)
             + tables * own_states.moments * 4.0
         )
         if "optimizer" not in fuse.passes(workload):
-            update = spread(1) * trainable * own_states.lists * per_parameter.moment
+            update = spread_trained(1) * own_states.lists * per_parameter.moment
         if framework.upcasts_gradients and per_parameter.gradient < per_parameter.master:
-            update = update + spread(1) * trainable * per_parameter.master
+            update = update + spread_trained(1) * per_parameter.master
         ends = (*sharded.graph.first, *sharded.graph.last)
         largest = _find_largest_over_shards(sharded, [item.parameters for item in ends], len(plans))
         update = update + own_states.tensors * 4.0 * np.minimum(largest, spread(1)) * trainable
@@ -551,8 +559,11 @@ def _weight_bytes(
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
     shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
-    held = trainable * shard * per_parameter.weight
-    held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
+    if workload.frozen_parts:
+        held = shard * per_parameter.weight  # a frozen part is stored as it is trained elsewhere
+    else:
+        held = trainable * shard * per_parameter.weight
+        held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
     held = held + _reference_bytes(workload, plans, parameters, own, per_parameter)
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_fraction(plans) * whole)
 
@@ -604,7 +615,8 @@ def _weight_cast_bytes(
         unread = np.where((last >= first) & (plans.pipeline == 1), first, 0.0)
         parameters = parameters - unread
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
-    return np.asarray(sharded.trainable_fraction(plans) * whole * per_parameter.cast)
+    cast = 1.0 if workload.frozen_parts else sharded.trainable_fraction(plans)
+    return np.asarray(cast * whole * per_parameter.cast)
 
 
 def reads_weights_in_both_layouts(gpu: Gpu) -> bool:

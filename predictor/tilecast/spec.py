@@ -108,6 +108,13 @@ They are 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3) and 8-bit intege
 FROZEN_BITS: Mapping[Quantization | None, int] = {None: 16, "int8": 8, "nf4": 4}
 """Bits of a frozen weight of the layers, without scales."""
 LoraTargets = Literal["all", "attention"]
+FrozenPart = Literal["vision", "audio", "projector", "language"]
+"""Parts of a model with towers that a job may leave as they are.
+
+In order: the towers that read images, those that read sound, the layers between a tower and the language model, and the
+language model itself.
+"""
+FROZEN_PARTS: tuple[FrozenPart, ...] = get_args(FrozenPart)
 LORA_TARGETS: tuple[LoraTargets, ...] = get_args(LoraTargets)
 Loss = Literal["dpo", "ipo", "orpo", "simpo", "cpo", "kto", "reward"]
 """Losses on preferences. Without one, the model's own loss is trained, such as cross-entropy of the next token."""
@@ -250,6 +257,8 @@ class Workload:
     """Loss on preferences. None for the model's own loss."""
     precomputed_reference: bool = False
     """Whether log-probabilities of the reference model are computed before training, so that no step needs it."""
+    frozen_parts: tuple[FrozenPart, ...] = ()
+    """Parts of a model with towers whose weights are not trained, in the order of `FROZEN_PARTS`."""
     frozen_bits: int = 16
     """Bits per frozen weight of the layers under LoRA: 16, 8 or 4.
 

@@ -14,6 +14,7 @@ from tilecast.spec import (
     ExpertDispatch,
     ExpertOverlap,
     Framework,
+    FrozenPart,
     GradientSync,
     LoraTargets,
     Loss,
@@ -223,6 +224,12 @@ class Training(ApiModel):
         "Whether copies of embedding and head are trained whole beside adapters (PEFT's modules_to_save of "
         "embed_tokens and lm_head), with the frozen ones held too; false if absent."
     )
+    frozen_parts: list[FrozenPart] = list_field(
+        "Parts of a model with encoders of images or sound that are not trained: vision and audio are the encoders, "
+        "projector the layers behind them, language the model that reads them. They have no gradients of weights and "
+        "no optimizer state; language passes gradients on to what is trained before it. Empty trains every part.",
+        max_length=4,
+    )
     quantization: Quantization | None = optional_field(
         "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA), int8 8 bits "
         "(bitsandbytes); absent holds them in 16 bits."
@@ -315,6 +322,12 @@ class Training(ApiModel):
             lambda m: m.train_embeddings is None or m.lora_rank is not None,
             "trainEmbeddings says what is trained beside adapters of LoRA, and the job has none",
             "give loraRank, or leave trainEmbeddings out",
+        ),
+        ValidationRule(
+            "!has(self.frozenParts) || self.frozenParts.size() == 0 || !has(self.loraRank)",
+            lambda m: not m.frozen_parts or m.lora_rank is None,
+            "frozenParts says which weights are trained, and under loraRank only adapters are",
+            "leave one of them out",
         ),
         ValidationRule(
             "!has(self.quantization) || has(self.loraRank)",

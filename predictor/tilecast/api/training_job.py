@@ -44,6 +44,7 @@ from tilecast.search import FRAMEWORKS as ABILITIES
 from tilecast.search import find_framework_features
 from tilecast.spec import (
     FROZEN_BITS,
+    FROZEN_PARTS,
     PIPELINE_SCHEDULES,
     PREFERENCE_FRAMEWORKS,
     PREFERENCE_LOSSES,
@@ -53,6 +54,7 @@ from tilecast.spec import (
     Workload,
 )
 from tilecast.zoo.families import FAMILIES
+from tilecast.zoo.towers import check_frozen_parts
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
@@ -349,6 +351,7 @@ def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) ->
     _check_data_types(training)
     _check_loss(spec, workload)
     _check_adapters(training, workload)
+    check_frozen_parts(model, workload.frozen_parts)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -406,6 +409,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         train_embeddings=training.train_embeddings or False,
         loss=training.loss if is_training else None,
         precomputed_reference=training.precomputed_reference or False,
+        frozen_parts=tuple(part for part in FROZEN_PARTS if part in training.frozen_parts) if is_training else (),
         frozen_bits=FROZEN_BITS[training.quantization],
     )
 

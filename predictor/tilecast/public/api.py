@@ -128,6 +128,8 @@ class JobSettings(TypedDict, total=False):
     """Loss on preferences, such as dpo."""
     precomputed_reference: bool
     """Whether the reference model's log-probabilities are computed before training."""
+    frozen_parts: list[str]
+    """Parts of a model with towers that are not trained: vision, audio, projector, language."""
     quantization: str
     """Quantization of the frozen weights under LoRA adapters."""
     steps: int | str

@@ -12,7 +12,7 @@ from tilecast.layout import parse_layout
 from tilecast.readers import models
 from tilecast.readers.reading import LaunchReading, check_batch, compute_data_degree, drop_none, list_common_fields
 from tilecast.recomputation import join_modules
-from tilecast.spec import PartialPlan, SpecError
+from tilecast.spec import FROZEN_PARTS, PartialPlan, SpecError
 
 SCRIPTS = ("pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py", "pretrain_mamba.py", "pretrain_llama.py")
 _DIMENSIONS = "give the dimensions of the model, or name it before --"
@@ -152,11 +152,61 @@ def _read_training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[
         kind = facts.get("dispatcher") or "allgather"
         training["expertDispatch"] = flex if kind == "flex" else _DISPATCHERS.get(kind)
     training.setdefault("optimizer", facts.get("training.optimizer"))
+    if layout := _read_ends(facts, plan, layers):
+        training["pipelineLayout"] = layout
+    if frozen := _read_frozen_parts(facts):
+        training["frozenParts"] = frozen
     if facts.get("adapter") == "lora":
         targets = {str(word).rpartition(".")[2] for word in facts.get("lora_targets", ())}
         is_attention = bool(targets) and targets <= {"linear_qkv", "linear_proj"}
         training |= {"loraRank": facts.get("lora_rank"), "loraTargets": "attention" if is_attention else "all"}
     return drop_none(training)
+
+
+def _read_ends(facts: Facts, plan: PartialPlan, layers: int | None) -> str | None:
+    """Return the pipeline layout in which the first or the last stage has a number of layers of its own, or None.
+
+    The others have equally many, and each virtual stage of a rank has its share (Megatron-Core,
+    transformer/transformer_block.py: get_num_layers_to_build).
+
+    Raises:
+        SpecError: the layers cannot be split so, or their number is not known.
+    """
+    ends = facts.get_by_prefix("ends.")
+    if not ends or plan.pipeline == 1:
+        return None
+    origin = facts.field(facts.origins[f"ends.{next(iter(ends))}"])
+    layers = layers or facts.table.facts.get("layers", {}).get(str(facts.get("model.name")))
+    if layers is None:
+        raise SpecError(origin, "splits layers whose number is not known", "set pipeline_model_parallel_layout")
+    pieces, middle = plan.virtual_stages, plan.pipeline - len(ends)
+    each, rest = divmod(layers - sum(ends.values()), max(middle, 1))
+    ranks = [ends.get("first", each), *[each] * (plan.pipeline - 2), ends.get("last", each)]
+    if rest or each < 0 or any(number % pieces for number in ranks) or sum(ranks) != layers:
+        problem = f"does not leave {layers} layers to {plan.pipeline} stages"
+        raise SpecError(origin, problem, "correct it or pipeline_model_parallel_size")
+    stages = ["t*" + str(number // pieces) for number in ranks * pieces]
+    return "E" + "|".join(stages) + "L"
+
+
+def _read_frozen_parts(facts: Facts) -> list[str]:
+    """Return the parts of a model that Megatron-Bridge's `freeze_*` options do not train.
+
+    Raises:
+        SpecError: projections of some towers alone are frozen, or a part beside adapters, which other options place.
+    """
+    stated = facts.get_by_prefix("projection.")
+    projections = [name for name, is_frozen in stated.items() if is_frozen]
+    named = {f"frozen.{part}": part for part in FROZEN_PARTS if facts.get(f"frozen.{part}")}
+    origins = [facts.origins[name] for name in (*named, *(f"projection.{one}" for one in projections))]
+    if not origins:
+        return []
+    if facts.get("adapter"):
+        problem = "is set beside adapters, and which parts have some is not priced"
+        raise SpecError(facts.field(origins[0]), problem, "leave one of them out")
+    if projections and len(projections) < len(stated):
+        raise SpecError(facts.field(origins[-1]), "freezes one projection of several", "freeze all of them or none")
+    return [part for part in FROZEN_PARTS if part in named.values() or (part == "projector" and projections)]
 
 
 def _find_model(facts: Facts, program: str, table: str) -> tuple[dict[str, Any] | None, str]:

@@ -83,12 +83,13 @@ def fullest_stage_sync_seconds(
     updated = weight - (sharded.layer_parameter_fraction(plans) if frameworks.has_only_fp8_weights(workload) else 0.0)
     # Parameters that a rank holds alone are not exchanged.
     exchanged = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
-    sums = [parameters * gradient * held.trainable for parameters in exchanged]
+    shares = sharded.trainable_fractions(plans)[: len(groups)]
+    sums = [parameters * gradient * share for parameters, share in zip(exchanged, shares, strict=True)]
     first = np.minimum(limits.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
     reduced, scattered = ([limits.count_buckets(size) for size in sizes] for sizes in (rest, sums))
     weights = [parameters * held.gathered_bytes for parameters in exchanged]
-    renewed = [parameters * updated * held.trainable for parameters in exchanged]
+    renewed = [parameters * updated * share for parameters, share in zip(exchanged, shares, strict=True)]
     exchange = partial(_exchange_seconds, workload, [group for _, group in groups], pool, fitted)
     copied_s, sharing_sums, sharing_weights, sharing_renewed = nil, sums, weights, renewed
     if workload.shard_degree is not None:

@@ -31,12 +31,15 @@ class HeldWeights(Columns):
     """Share of the parameters that have gradients."""
     gathered_bytes: Floats
     """Bytes per parameter when ranks gather weights."""
+    own_trainable: Floats
+    """Share of the parameters in `own` that have gradients."""
 
     @classmethod
     def from_plans(cls, workload: Workload, sharded: ShardedGraph, plans: Plans) -> HeldWeights:
         """Return the weights of the fullest rank of each plan."""
         gathered = sharded.gathered_bytes(workload, plans)
-        return cls(*sharded.held_parameters(plans), sharded.trainable_fraction(plans), gathered)
+        trainable, own_trainable = sharded.trainable_fraction(plans), sharded.trainable_fraction_of_shards(plans)
+        return cls(*sharded.held_parameters(plans), trainable, gathered, own_trainable)
 
 
 def copy_seconds(workload: Workload, held: HeldWeights, plans: Plans, bytes_per_s: float) -> Floats:
@@ -74,7 +77,7 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
     converted = np.where(plans.zero_stage < 3, 2.0 + gradient if is_widened else 0.0, 0.0)
     summed = 0.0 if fused else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
     keeps_part = (plans.zero_stage >= cells.gradient_sharding_stage) & ~frameworks.sums_whole_gradients(workload, plans)
-    sums = np.where(keeps_part, held.own * held.trainable, trained) * summed
+    sums = np.where(keeps_part, held.own * held.own_trainable, trained) * summed
     # Copies out of a gather (read and written) for each pass, and into the scatter, which widens on the way.
     gathered = 2 * count_gathers_per_micro_batch(workload, plans) * held.gathered_bytes * held.parameters
     scattered = np.where(plans.zero_stage >= 3, workload.weight_bytes + gradient, 0.0)
@@ -143,7 +146,7 @@ def optimizer_seconds(workload: Workload, held: HeldWeights, plans: Plans, gpu: 
     """
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
-    own = np.where(plans.zero_stage >= 1, held.own, held.parameters) * held.trainable
+    own = np.where(plans.zero_stage >= 1, held.own * held.own_trainable, held.parameters * held.trainable)
     reduced = (plans.replicas > 1) & (plans.zero_stage < 1)  # gradients are summed over replicas as a whole
     states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
     cells, gradient = frameworks.find_framework(workload), frameworks.gradient_bytes(workload)

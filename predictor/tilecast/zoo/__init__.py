@@ -199,11 +199,13 @@ class ShardedGraph:
     index: Rows
     shard_degree: int | None = None
     """Data-parallel ranks over which ZeRO shards weights and states (`Workload.shard_degree`)."""
+    has_frozen_parts: bool = False
+    """Whether whole parts of the model are frozen (`Workload.frozen_parts`), so that stages train unequal shares."""
 
     def take(self, rows: Rows | slice) -> ShardedGraph:
         """Return the graph for selected plans only, in the order of `rows`."""
         index = self.index[rows]
-        return self if len(index) == len(self.index) == 1 else ShardedGraph(self.graph, index, self.shard_degree)
+        return self if len(index) == len(self.index) == 1 else replace(self, index=index)
 
     def expand_to_plans(self, column: Floats) -> Floats:
         """Return an array with one value per plan, (n,), from one with one value per shard, (S,) or (1,)."""
@@ -232,13 +234,17 @@ class ShardedGraph:
 
         The last item is the number of parameters in that stage's layers, (n,).
         """
+        stages = self._find_fullest_stages(plans)
+        return (*(stages.sum(self.graph, column) for column in columns), stages.layers)
+
+    def _find_fullest_stages(self, plans: Plans) -> FullestStages:
         # Several formulas ask one after the other for the same plans.
         stages = next(iter(self.graph.fullest_stages), None)
         if stages is None or not stages.is_for_plans(self.index, plans):
             shares = self.largest_layer_fraction(plans, "parameters")
             stages = FullestStages.from_plans(self.graph, self.index, plans, shares)
             self.graph.fullest_stages[:] = [stages]
-        return (*(stages.sum(self.graph, column) for column in columns), stages.layers)
+        return stages
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
         """Return the number of parameters on the fullest rank before and after ZeRO shards them, two arrays (n,).
@@ -247,16 +253,61 @@ class ShardedGraph:
         the rank after ZeRO has sharded them over the data-parallel ranks (arXiv 1910.02054).
         """
         everything, experts, _ = self._sum_fullest_stage(plans, "parameters", "expert_parameters")
-        experts = np.minimum(experts, everything)
+        return everything, self._shard(everything, np.minimum(experts, everything), plans)
+
+    def _shard(self, everything: Floats, experts: Floats, plans: Plans) -> Floats:
+        """Return the number of parameters that remain on a rank after ZeRO has sharded them, (n,).
+
+        Of `everything`, `experts` belong to experts.
+        """
         shards = plans.shard_ranks(self.shard_degree)
         copies = plans.replicas / shards
-        own = (everything - experts) / shards + experts * copies / np.maximum(plans.expert_replicas, copies)
-        return everything, own
+        return np.asarray(
+            (everything - experts) / shards + experts * copies / np.maximum(plans.expert_replicas, copies)
+        )
 
     def trainable_fraction(self, plans: Plans) -> Floats:
-        """Return the fraction of the fullest stage's parameters that are trained, (n,). Without LoRA, it is 1."""
+        """Return the trained parameters as a fraction of the fullest stage's parameters, (n,).
+
+        Without LoRA and frozen parts, it is 1. With frozen parts, the trained parameters are those of the stage that
+        trains most.
+        """
+        if self.has_frozen_parts:
+            everything, _ = self._sum_fullest_stage(plans, "parameters")
+            return np.asarray(self._count_trained(plans)[0] / np.maximum(everything, 1.0))
         everything, frozen, _ = self._sum_fullest_stage(plans, "parameters", "frozen_parameters")
         return np.asarray(1.0 - frozen / np.maximum(everything, 1.0))
+
+    def trainable_fraction_of_shards(self, plans: Plans) -> Floats:
+        """Return the fraction of the parameters that a rank holds after ZeRO that are trained, (n,).
+
+        It differs from that of all parameters if experts, which fewer ranks share, are trained and the rest is frozen,
+        or the other way round.
+        """
+        if not self.has_frozen_parts:
+            return self.trainable_fraction(plans)
+        trained, experts = self._count_trained(plans)
+        own = self._shard(trained, experts, plans)
+        return np.asarray(np.minimum(own / np.maximum(self.held_parameters(plans)[1], 1e-9), 1.0))
+
+    def trainable_fractions(self, plans: Plans) -> tuple[Floats, Floats]:
+        """Return the fractions of parameters that are trained, outside and inside experts, (n,) each."""
+        if not self.has_frozen_parts:
+            whole = self.trainable_fraction(plans)
+            return whole, whole
+        everything, experts, _ = self._sum_fullest_stage(plans, "parameters", "expert_parameters")
+        trained, trained_experts = self._count_trained(plans)
+        dense = (trained - trained_experts) / np.maximum(everything - experts, 1.0)
+        return np.minimum(dense, 1.0), np.minimum(trained_experts / np.maximum(experts, 1.0), 1.0)
+
+    def _count_trained(self, plans: Plans) -> tuple[Floats, Floats]:
+        """Return the trained parameters of the stage that trains most, and those in experts among them, (n,) each.
+
+        No stage is said to train more than the fullest stage holds.
+        """
+        stages, everything = self._find_fullest_stages(plans), self.sum_fullest_stage("parameters", plans)
+        trained = np.minimum(stages.find_most(self.graph, "trained_parameters"), everything)
+        return trained, np.minimum(stages.find_most(self.graph, "trained_expert_parameters"), trained)
 
     def layer_parameter_fraction(self, plans: Plans) -> Floats:
         """Return the fraction of the fullest stage's parameters that belong to layers, (n,)."""
@@ -334,7 +385,12 @@ def build_sharded_graph(workload: Workload, plans: Plans) -> ShardedGraph:
         known = build(alike, Shards(*shares)), {one: place for place, one in enumerate(keys)}
         graphs.appendleft(known)
     graph, places = known
-    return ShardedGraph(graph, np.array([places[one] for one in keys], np.intp)[rows.index], workload.shard_degree)
+    return ShardedGraph(
+        graph,
+        np.array([places[one] for one in keys], np.intp)[rows.index],
+        workload.shard_degree,
+        bool(workload.frozen_parts),
+    )
 
 
 def with_fixed_batch(workload: Workload) -> Workload:

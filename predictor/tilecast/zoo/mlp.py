@@ -51,6 +51,7 @@ def build_mlp(workload: Workload, rank: RankSizes) -> Sublayer:
     ops += build_residual_sum("mlp.residual", numerics, outer * h, dropout)
     # A product whose weight is frozen keeps its input only for the adapter beside it.
     narrow = numerics.product_input if workload.lora_targets == "all" or not workload.lora_rank else 0.0
+    narrow *= numerics.keeps_inputs
     reads = ups if numerics.casts_inputs else 1.0
     extra = numerics.gelu_extra if dims.tanh_gelu and not model.gated_mlp else 0.0
     activation_bytes = (
@@ -140,7 +141,7 @@ def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Subla
         )
     ops += build_residual_sum("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _count_kept_tensors(model, numerics)
-    narrow, w = inside.product_input, inside.element
+    narrow, w = inside.product_input * numerics.keeps_inputs, inside.element
     # Kept per slot: the inputs of an expert's products in the type that these read, the inputs of its activation, and
     # a copy of its output for the gradient of the tokens' weights. Hand-written kernels need no such copy, since they
     # multiply these weights in before the second product.

@@ -103,7 +103,9 @@ class Numerics:
     image_loss_launches: tuple[float, ...]
     """Kernels per image, forward and backward, in the loss of a one-stage detector."""
     frozen: bool
-    """Whether base weights have no gradient (LoRA), so that there are no GEMMs for weight gradients."""
+    """Whether base weights have no gradient (LoRA, a frozen part), so that no GEMMs compute weight gradients."""
+    keeps_inputs: bool
+    """Whether products of the layers keep their input for the gradient of a weight, or for the adapter beside it."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -171,7 +173,8 @@ class Numerics:
             training=workload.training,
             accumulates=vector != "fp32" and fuses_accumulation and framework.has_fp32_gradients(workload),
             image_loss_launches=framework.image_loss_launches,
-            frozen=workload.lora_rank > 0,
+            frozen=workload.lora_rank > 0 or "language" in workload.frozen_parts,
+            keeps_inputs="language" not in workload.frozen_parts,
         )
 
 

@@ -177,14 +177,15 @@ def list_tensor_parallel_collectives(name: str, workload: Workload, rank: RankSi
 
     These are an all-reduce in the forward pass and one in the backward pass. With sequence parallelism, each pass has
     an all-gather and a reduce-scatter instead, and the backward pass has a second all-gather for the gradient of the
-    weight. FP8 products gather their inputs in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py:
-    grad_output_preprocess).
+    weight, unless the weight belongs to a frozen part. FP8 products gather their inputs in FP8 (Transformer Engine,
+    module/layernorm_linear.py and module/base.py: grad_output_preprocess).
     """
     numerics = Numerics.from_workload(workload)
     size = numerics.element * rank.tokens * workload.model.hidden
     plain = np.where(rank.sequence_parallel > 0, 0.0, size)
     spread = size - plain
     gathered = spread * numerics.product_input / numerics.element
+    again = 2.0 if numerics.keeps_inputs else 1.0
     collectives: list[CollectiveCall] = [
         CollectiveCall(f"{name}.reduce", "all_reduce", "tensor", plain, "forward"),
         CollectiveCall(f"{name}.reduce.gradient", "all_reduce", "tensor", plain, "backward"),
@@ -193,7 +194,7 @@ def list_tensor_parallel_collectives(name: str, workload: Workload, rank: RankSi
         collectives += [
             CollectiveCall(f"{name}.gather", "all_gather", "tensor", gathered, "forward"),
             CollectiveCall(f"{name}.scatter", "reduce_scatter", "tensor", spread, "forward"),
-            CollectiveCall(f"{name}.gather.gradient", "all_gather", "tensor", gathered, "backward", count=2.0),
+            CollectiveCall(f"{name}.gather.gradient", "all_gather", "tensor", gathered, "backward", count=again),
             CollectiveCall(f"{name}.scatter.gradient", "reduce_scatter", "tensor", spread, "backward"),
         ]
     return collectives

@@ -96,7 +96,7 @@ def build_attention(name: str, workload: Workload, rank: RankSizes, *, key_rank:
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
     if dims.capped_scores and not numerics.flash:
         score = score + e * heads * tokens * key_rank.sequence  # the tanh keeps its result
-    narrow = numerics.product_input
+    narrow = numerics.product_input * numerics.keeps_inputs
     reads = 3.0 if numerics.casts_inputs and _has_separate_projections(model) else 1.0
     normed = (e + numerics.chain_extra) * (width + kv_heads * t * model.head_dim) / t
     activation_bytes = (

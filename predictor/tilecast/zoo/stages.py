@@ -181,6 +181,18 @@ class FullestStages:
         """Return whether these fullest stages were computed for `plans` and for the shard indices `index`, (n,)."""
         return self.index is index and self.pipeline is plans.pipeline and self.schedule is plans.schedule
 
+    def find_most(self, graph: Graph, column: str) -> Floats:
+        """Return the largest sum of a column of `Block` over the blocks of any stage of each plan, (n,).
+
+        For a model that is not divided into stages by whole layers, it is the sum over the fullest stage.
+        """
+        if self.kinds is None:
+            return self.sum(graph, column)
+        here = self.index[self.distinct_pairs.first]
+        first, last = (_sum_repeats(blocks, column, here) for blocks in (graph.first, graph.last))
+        inside = self.kinds.sum_layers([_select_shards(getattr(block, column), here) for block in graph.layers])
+        return np.asarray(self.kinds.add_ends(first, last, inside).max(axis=0)[self.distinct_pairs.index])
+
     def sum(self, graph: Graph, column: str) -> Floats:
         """Return the sum of a column of `Block` over the blocks of each plan's fullest stage, (n,)."""
         if column not in self._sums:
