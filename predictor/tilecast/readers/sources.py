@@ -524,9 +524,18 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     else:
         remedy = "give its configuration file, or describe the job by flags"
         raise SpecError(where or "command", f"{line.program[:60]} is no training script that is known", remedy)
+    named = set(re.split(r"[\W_]+", line.program.rpartition("/")[2]))
+    if table in ("trl", "trainer") and named & _UNSUPERVISED:
+        reason = "learning from preferences or rewards is not priced"
+        reading = replace(reading, unpriced={line.program: reason, **reading.unpriced})
     return replace(reading, gpus_per_node=line.gpus_per_node, program=line.program, words=tuple(words))
 
 
+_UNSUPERVISED = frozenset((
+    "dpo", "orpo", "kto", "cpo", "simpo", "bco", "xpo", "ppo", "grpo", "gspo", "dapo", "rloo", "gkd", "prm", "reward",
+    "rlhf", "distill", "distillation",
+))  # fmt: skip
+"""Words in the names of scripts that run further models, or train on pairs of answers."""
 _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
 """Files of torchtitan 0.3 that may define the function that `--config` names, for a `--module`."""
 
