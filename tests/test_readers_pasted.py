@@ -71,3 +71,38 @@ def test_a_deepspeed_file_that_contradicts_trainer_is_refused(
         readers.read_words(words)
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, **dict.fromkeys(values, "auto")}))
     assert readers.read_words(words).plan.micro_batch == 4
+
+
+CLM = "run_clm.py --model_name_or_path gpt2-xl --per_device_train_batch_size 4 --block_size 1024 --bf16"
+MEGATRON = "pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 deepspeed {CLM}", 4),
+        (f"env CUDA_VISIBLE_DEVICES=2,5 accelerate launch {CLM}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=gpu {CLM}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=2 {CLM}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0 python {CLM}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1 python {CLM}", None),
+        (f"CUDA_VISIBLE_DEVICES=0,1 deepspeed --hostfile hosts {CLM}", None),
+        (f"CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 8 {CLM}", 8),
+        (f"deepspeed --include localhost:4,5,6,7 {CLM}", 4),
+        (f"deepspeed --include host1:0,1@host2:0,1 {CLM}", 4),
+        (f"deepspeed --include host1@host2 {CLM}", None),
+        (f"accelerate launch --gpu_ids 0,1,2 {CLM}", 3),
+        (f"accelerate launch --gpu_ids all {CLM}", None),
+        (f"mpirun -np 16 --hostfile h python {MEGATRON} --micro-batch-size 2", 16),
+        (f"mpirun --hostfile h python {MEGATRON} --micro-batch-size 2", None),
+    ],
+)
+def test_devices_count_where_the_launcher_is_not_told_a_number(command: str, gpus: int | None) -> None:
+    assert readers.read_words(shlex.split(command)).gpus == gpus
+    assert readers.read_words([f"set -e\n{command}\n"]).gpus == gpus
+
+
+def test_exported_devices_count() -> None:
+    text = f"export CUDA_VISIBLE_DEVICES=0,1,2,3\ndeepspeed {CLM}\n"
+    assert readers.read_words([text]).gpus == 4
+    assert readers.read_words([text.replace("0,1,2,3", "$DEVICES")], gpus=8).gpus == 8
