@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.readers.shell import Script
@@ -79,6 +81,66 @@ def find_launch(script: Script) -> LaunchLine:
         problem = f"launches {len(launched)} jobs ({programs})"
         raise SpecError(script.name or "script", problem, "give one of the commands behind --")
     return add_allocation_counts(launched[0], script.batch, script.name)
+
+
+def add_device_count(line: LaunchLine, script: Script | None, words: Sequence[str]) -> LaunchLine:
+    """Return a launch line with the GPUs that its devices say, if the launcher is not told their number.
+
+    Counted are `--include` of deepspeed, `--gpu_ids` of Accelerate, CUDA_VISIBLE_DEVICES in front of the command or
+    exported, and `-np` of mpirun.
+
+    Args:
+        line: the launch line.
+        script: the script that holds it, or None.
+        words: the words of its command.
+    """
+    if line.world is not None or line.computed.intersection(_COUNTS):
+        return line
+    if line.launcher == "deepspeed" and "include" in line.options:
+        hosts = [host.partition(":")[2].split(",") for host in line.options["include"].split("@")]
+        if not all(slot.isdecimal() for slots in hosts for slot in slots):
+            return line
+        each = len(hosts[0]) if len({len(slots) for slots in hosts}) == 1 else None
+        return replace(line, nodes=len(hosts), gpus_per_node=each, gpus=sum(map(len, hosts)))
+    if line.launcher == "accelerate" and (ids := line.options.get("gpu-ids", "all")) != "all":
+        return replace(line, gpus=_count_devices(ids))
+    if not line.launcher:
+        mpi = next(
+            (place for place, word in enumerate(words) if word.rpartition("/")[2] in ("mpirun", "mpiexec")), None
+        )
+        before = [] if mpi is None else words[mpi:]
+        ranks = [after for word, after in pairwise(before) if word in ("-np", "--np", "-n")]
+        if mpi is not None:
+            return replace(line, gpus=int(ranks[0])) if ranks and re.fullmatch("[1-9][0-9]{0,5}", ranks[0]) else line
+    has_all = line.options.get("nproc-per-node") in ("gpu", "auto")
+    is_counted = line.launcher == "torchrun" and not has_all
+    if is_counted or line.step is not None or line.options.keys() & {"hostfile", "exclude", "config-file"}:
+        return line
+    count = _count_devices(_find_visible_devices(script, words))
+    # Trainer makes one process of several GPUs if nothing launches it, which is no plan of ours.
+    is_plain = not line.launcher and line.program.partition(" ")[0] not in _TRAINERS
+    return line if count is None or (is_plain and count > 1) else replace(line, gpus_per_node=count)
+
+
+_COUNTS = ("nproc-per-node", "num-gpus", "num-processes")
+
+
+def _find_visible_devices(script: Script | None, words: Sequence[str]) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES for a command, or "" if it is not set."""
+    name = "CUDA_VISIBLE_DEVICES"
+    stated = next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
+    if stated or script is None:
+        return stated
+    places = [place for place, command in enumerate(script.commands) if command is words]
+    before = next((script.prefixes[place][name] for place in places if name in script.prefixes.get(place, {})), None)
+    value = script.variables.get(name, "") if before is None else before
+    return value if isinstance(value, str) else ""
+
+
+def _count_devices(text: str) -> int | None:
+    """Return the number of devices in a list such as "0,1,3", or None if the text is no list of numbers."""
+    found = [item.strip() for item in text.split(",")]
+    return len(set(found)) if all(re.fullmatch("[0-9]{1,4}", item) for item in found) else None
 
 
 def add_allocation_counts(line: LaunchLine, batch: Allocation, name: str) -> LaunchLine:

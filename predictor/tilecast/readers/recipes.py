@@ -95,6 +95,9 @@ def read_recipe(
     if (devices := ranked.stated("world.devices")) and int(devices) > 0:
         gpus = int(devices) * _read_degree(ranked, "world.nodes", where)
     notes = _add_files(ranked, read_text, where)
+    is_bare = any(spell_option(one.option) == "deepspeed" and not one.values for one in settings)
+    if is_bare and not ranked.stated("deepspeed"):
+        ranked.facts[0].unpriced["--deepspeed"] = "names no file, so that nothing says the ZeRO stage"
     if name == "maxtext":
         _add_mesh(ranked.facts[0], gpus)
     tensor, pipeline, context = (
@@ -234,11 +237,11 @@ def _read_trl_method(ranked: PrioritizedFacts) -> str | None:
         if option := next((found for sign in signs if (found := ranked.find_option(sign, ""))), ""):
             unpriced[option] = "the file does not say which of TRL's methods reads it, such as trl dpo --config FILE"
         return None
-    if method not in _TRL_LOSSES:
-        return None
-    known = _TRL_LOSSES[method]
+    known = _TRL_LOSSES.get(method, dict.fromkeys(("nll", "dft", "chunked_nll"), ""))
     if strange := next((word for word in words if word and word not in known), ""):
         unpriced[ranked.find_option("loss_type", "--loss_type")] = f"{strange[:40]!r} of {method} is not priced"
+    if method not in _TRL_LOSSES:
+        return None
     losses = {known[word] for word in words if word in known}
     return losses.pop() if len(losses) == 1 else str(method)
 
@@ -407,13 +410,32 @@ def _add_files(ranked: PrioritizedFacts, read_text: ReadText, where: str) -> lis
         values = _read_deepspeed_values(str(path), read_text, ranked.facts[0].table, notes)
         table = OptionTable.read("deepspeed")
         found = [setting for setting in flatten(values) if setting.text.lower() != "auto" and setting.values != (None,)]
-        ranked.facts.append(table.read_facts(found, str(path)[:60]))
+        facts = table.read_facts(found, str(path)[:60])
+        _require_same_values(ranked.facts[0], facts)
+        ranked.facts.append(facts)
     path = ranked.stated("fsdp_config")
     if path:
         values = load_mapping(path if str(path).lstrip().startswith("{") else read_text(str(path)), str(path)[:60])
         plain = {key.removeprefix("fsdp_"): value for key, value in values.items()}
         ranked.facts.append(OptionTable.read("fsdp").read_facts(flatten(plain), str(path)[:60]))
     return notes
+
+
+_SHARED = ("plan.micro_batch", "accumulation", "precision")
+"""Targets that options of Trainer and a DeepSpeed configuration may both state."""
+
+
+def _require_same_values(options: Facts, file: Facts) -> None:
+    """Raise SpecError if a DeepSpeed configuration contradicts the options of Trainer, which then does not start.
+
+    Raises:
+        SpecError: it contradicts them (transformers, integrations/deepspeed.py).
+    """
+    for target in _SHARED:
+        stated, found = options.values.get(target), file.values.get(target)
+        if stated is not None and found is not None and stated != found:
+            problem = f"says {found}, and {options.origins[target]} says {stated}"
+            raise SpecError(file.field(file.origins[target]), problem, 'make them equal, or write "auto" in the file')
 
 
 def _add_mesh(facts: Facts, gpus: int | None) -> None:
@@ -594,6 +616,9 @@ def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Map
         ranked.facts[0].unpriced[ranked.find_option("dora", "")] = "DoRA without adapters trains nothing"
     if option and quantization == "int8" and adapter == "qlora":
         ranked.facts[0].unpriced[option] = "QLoRA has weights in 4 bits"
+    if not has and name == "trainer" and ranked.stated("training.loraRank") is not None:
+        reason = "the script may train adapters, which only --use_peft or --use_lora says"
+        ranked.facts[0].unpriced[ranked.find_option("training.loraRank", "")] = reason
     if not has:
         return {"loraRank": None, "quantization": None}
     targets = [str(word).strip(",'\"[]") for item in ranked.get("lora_targets", ()) for word in str(item).split(",")]

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilecast.launch_options.options_table import UNKNOWN, Facts, OptionTable, Setting, spell_option
-from tilecast.readers.command import LaunchLine, add_allocation_counts, find_launch, read_command
+from tilecast.readers.command import LaunchLine, add_allocation_counts, add_device_count, find_launch, read_command
 from tilecast.readers.documents import flatten, list_leaf_settings, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
 from tilecast.readers.python import find_functions, read_function, split_name
 from tilecast.readers.reading import LaunchReading
 from tilecast.readers.recipes import read_recipe
-from tilecast.readers.shell import read_script
+from tilecast.readers.shell import Script, read_script
 from tilecast.readers.slurm import Allocation
 from tilecast.readers.torchtitan import read_torchtitan
 from tilecast.readers.torchtitan_models import define_model
@@ -131,7 +131,7 @@ def read_words(
         if name := name_configuration(words[0]):
             return _read_configurations({name: words[0]}, Folder(folder or Path()), gpus, has_model)
         script = read_script(words[0], "")
-        reading = read_line(find_launch(script), "", Folder(folder or Path(), script.files), gpus, has_model)
+        reading = read_line(_find_counted_launch(script), "", Folder(folder or Path(), script.files), gpus, has_model)
         return replace(reading, notes=(*reading.notes, *script.notes))
     line = read_command(words, "")
     if line is None:
@@ -142,10 +142,21 @@ def read_words(
             return _read_configurations(texts, Folder(Path(words[0]).parent), gpus, has_model)
         shown = " ".join(words)[:60]
         raise SpecError("command", f"{shown!r} launches no training that is known", f"give {_KNOWN}")
-    line = add_allocation_counts(line, Allocation(), "")
+    line = add_device_count(add_allocation_counts(line, Allocation(), ""), None, words)
     # The user typed these names: they are what was given.
     named = [part for word in words for part in (word, word.partition("=")[2]) if part.endswith(_CONFIGURATIONS)]
     return read_line(line, "", Folder(folder or Path(), named=named), gpus, has_model)
+
+
+def _find_counted_launch(script: Script) -> LaunchLine:
+    """Return the only launch line of a script, with the GPUs that its devices say.
+
+    Raises:
+        SpecError: the script has no launch line, or several different ones.
+    """
+    line = find_launch(script)
+    program = line.program.rpartition(" ")[2]
+    return add_device_count(line, script, next((words for words in script.commands if program in words), []))
 
 
 _KNOWN = "a torchrun, accelerate, deepspeed or python command with a training script"
@@ -475,7 +486,7 @@ def read_file(name: str, *, gpus: int | None = None, has_model: bool = False) ->
         gpus = 1 if _SINGLE_DEVICE.search(text) else gpus
         return _read_configurations({name: text}, Folder(path.parent), gpus, has_model)
     script = read_script(text, name)
-    line = find_launch(script)
+    line = _find_counted_launch(script)
     reading = read_line(line, name, Folder(path.parent, script.files), gpus, has_model)
     return replace(reading, notes=(*reading.notes, *script.notes))
 
@@ -529,9 +540,18 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     else:
         remedy = "give its configuration file, or describe the job by flags"
         raise SpecError(where or "command", f"{line.program[:60]} is no training script that is known", remedy)
+    named = set(re.split(r"[\W_]+", line.program.rpartition("/")[2]))
+    if table == "trainer" and named & _UNSUPERVISED:
+        reason = "learning from preferences or rewards is not priced"
+        reading = replace(reading, unpriced={line.program: reason, **reading.unpriced})
     return replace(reading, gpus_per_node=line.gpus_per_node, program=line.program, words=tuple(words))
 
 
+_UNSUPERVISED = frozenset((
+    "dpo", "orpo", "kto", "cpo", "simpo", "bco", "xpo", "ppo", "grpo", "gspo", "dapo", "rloo", "gkd", "prm", "reward",
+    "rlhf", "distill", "distillation",
+))  # fmt: skip
+"""Words in the names of scripts that run further models, or train on pairs of answers."""
 _REGISTRIES = ("torchtitan/models/{}/config_registry.py", "torchtitan/experiments/{}/config_registry.py")
 """Files of torchtitan 0.3 that may define the function that `--config` names, for a `--module`."""
 
