@@ -40,7 +40,7 @@ WORKLOADS: list[dict[str, object]] = [
 ]
 EXPERTS: list[dict[str, object]] = [
     *({"expert_dispatch": name} for name in ("allToAll", "allGather", "deepEP", "hybridEP")),
-    *({"expert_overlap": name} for name in ("none", "microBatch")),
+    *({"expert_overlap": name} for name in ("none", "microBatch", "sharedExpert")),
 ]
 PLANS: list[dict[str, object]] = [
     {},

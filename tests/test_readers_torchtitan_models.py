@@ -268,8 +268,19 @@ def test_a_layout_that_lists_stages_is_read(tmp_path: Path) -> None:
 
 def test_shared_experts_beside_the_exchange_matter_where_there_are_experts(tmp_path: Path) -> None:
     rest = 'cfg.model = AutoBridge.from_hf_pretrained("moonshotai/Moonlight-16B-A3B").to_megatron_provider()\n'
+    rest += '    cfg.model.moe_token_dispatcher_type = "alltoall"\n'
     rest += "    cfg.model.moe_shared_expert_overlap = True"
-    assert read_bridge(tmp_path, "", rest).unpriced
+    beside = read_bridge(tmp_path, "", rest)
+    assert not beside.unpriced
+    assert (beside.training["expertOverlap"], beside.training["expertDispatch"]) == ("sharedExpert", "allToAll")
+    for backend, dispatch in (("deepep", "deepEP"), ("hybridep", "hybridEP")):
+        applied = read_bridge(tmp_path, "", f'{rest}\n    apply_flex_dispatcher_backend(cfg.model, "{backend}")')
+        assert "expertOverlap" not in applied.training
+        assert applied.training["expertDispatch"] == dispatch
+    kept = read_bridge(tmp_path, "", f"{rest}\n    apply_flex_dispatcher_backend(cfg.model, None)")
+    assert kept.training == beside.training
+    named = read_bridge(tmp_path, "", rest.replace("moonshotai/Moonlight-16B-A3B", "meta-llama/Llama-3.1-8B"))
+    assert not {"expertOverlap", "expertDispatch"} & set(named.training)
     (tmp_path / "dense").mkdir()
     dense = 'hybrid_layer_pattern="M-M*-", moe_shared_expert_overlap=True'
     text = BRIDGE.format(more=dense, rest="pass").replace("num_moe_experts=128,", "")

@@ -98,8 +98,12 @@ ExpertDispatch = Literal["allToAll", "allGather", "deepEP", "hybridEP"]
 In order: NCCL's grouped sends, a gather of all tokens, or DeepEP and HybridEP, which send a token once per node and
 once per rank.
 """
-ExpertOverlap = Literal["none", "microBatch"]
-"""Computation during which tokens are sent to experts: none, or another micro-batch's (DualPipe, arXiv 2412.19437)."""
+ExpertOverlap = Literal["none", "microBatch", "sharedExpert"]
+"""Computation during which tokens are sent to experts.
+
+It is none, that of another micro-batch (DualPipe, arXiv 2412.19437), or that of the layer's shared MLP (Megatron-Core,
+transformer/moe/shared_experts.py).
+"""
 Quantization = Literal["nf4", "int8"]
 """Types of frozen weights of layers, other than 16 bits.
 

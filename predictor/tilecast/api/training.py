@@ -162,8 +162,9 @@ class Training(ApiModel):
         "ranks), deepEP or hybridEP (once to a node and once to a rank); absent takes the framework's."
     )
     expert_overlap: ExpertOverlap | None = optional_field(
-        "What runs beside that exchange: none, or microBatch, the computation of another micro-batch (DualPipe, "
-        "Megatron's --overlap-moe-expert-parallel-comm); absent takes the framework's."
+        "What runs beside that exchange: none, microBatch, the computation of another micro-batch (DualPipe, "
+        "Megatron's --overlap-moe-expert-parallel-comm), or sharedExpert, the layer's shared MLP (Megatron's "
+        "--moe-shared-expert-overlap); absent takes the framework's."
     )
     bucket_mib: int | None = optional_field(
         "Size in MiB of the buckets in which gradients are reduced (DistributedDataParallel's "

@@ -448,10 +448,21 @@ def _check_pipeline(training: Training, model: Model) -> None:
 
 
 def _check_experts(training: Training, model: Model) -> None:
-    """Raise SpecError if a spec sets how tokens are sent to experts, but the model has no experts."""
+    """Raise SpecError if a spec sets how tokens are sent to experts and the model has none, or settings conflict.
+
+    Megatron-Core has the overlap with shared experts beside NCCL's sends and the flex dispatcher, without their
+    recomputation (transformer/transformer_config.py).
+    """
     for field, value in (("expertDispatch", training.expert_dispatch), ("expertOverlap", training.expert_overlap)):
         if value is not None and not zoo.count_experts(model):
             raise SpecError(f"spec.training.{field}", f"{model.name} has no experts", "leave it out")
+    if training.expert_overlap == "sharedExpert":
+        field = "spec.training.expertOverlap"
+        if training.expert_dispatch == "allGather":
+            raise SpecError(field, "sharedExpert is not beside expertDispatch: allGather", "use another expertDispatch")
+        if "shared_experts" in training.recompute_modules:
+            problem = "sharedExpert is not beside the recomputation of shared_experts"
+            raise SpecError(field, problem, "leave shared_experts out of training.recomputeModules")
 
 
 def _check_data_types(training: Training) -> None:

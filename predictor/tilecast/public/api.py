@@ -107,7 +107,7 @@ class JobSettings(TypedDict, total=False):
     expert_dispatch: str
     """allToAll, allGather, deepEP or hybridEP."""
     expert_overlap: str
-    """none or microBatch."""
+    """none, microBatch or sharedExpert."""
     bucket_mib: int | str
     pipeline_schedule: str
     """Order of the passes in a pipeline."""

@@ -70,9 +70,7 @@ def read_megatron(
         checkpointing=_read_recomputation(facts),
         sequence_parallel=bool(facts.get("plan.sequence_parallel")) and tensor > 1,
     )
-    if not has_experts and facts.get("model.name") is None and facts.get("model.class") is None:
-        # Without experts, there are no shared ones.
-        facts.unpriced = {one: why for one, why in facts.unpriced.items() if "shared_expert_overlap" not in one}
+    _apply_dispatcher(facts)
     training = _read_training(facts, plan, layers)
     check_batch(training.get("globalBatchSize"), micro, data, where, "--global-batch-size")
     model, name = (None, "") if has_model else _find_model(facts, program, table)
@@ -86,6 +84,32 @@ def read_megatron(
         notes=_list_notes(facts, plan),
         **list_common_fields(facts),
     )
+
+
+def _apply_dispatcher(facts: Facts) -> None:
+    """Change the facts as Megatron-Bridge's `apply_flex_dispatcher_backend` does, and where there are no experts.
+
+    It turns off the overlap with the shared MLP (training/flex_dispatcher_backend.py). Without experts, there is no
+    shared MLP either.
+    """
+    if backend := facts.get("flex_applied"):
+        facts.values |= {"dispatcher": "flex", "flex_backend": backend}
+    has_experts = _may_have_experts(facts)
+    is_shared = facts.get("training.expertOverlap") == "sharedExpert"
+    if is_shared and (backend or not has_experts):
+        del facts.values["training.expertOverlap"]
+    if not has_experts:
+        facts.values.pop("dispatcher", None)
+
+
+def _may_have_experts(facts: Facts) -> bool:
+    """Return whether the options describe a model with experts, or name one that has them or is not known."""
+    name = facts.get("model.name") or facts.get("model.class")
+    if facts.get("model.experts") or name is None:
+        return bool(facts.get("model.experts"))
+    presets = facts.table.facts.get("models", {})
+    preset = models.find_preset_in_name(presets.get(str(name).rpartition(".")[2], str(name)))
+    return preset is None or zoo.count_experts(zoo.find_preset(preset)) > 0
 
 
 def _list_notes(facts: Facts, plan: PartialPlan) -> tuple[str, ...]:
@@ -147,7 +171,8 @@ def _read_training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[
     if size := facts.get("bucket_parameters"):
         width = 2 if training.get("gradientPrecision") == "bf16" or training["precision"] == "fp16" else 4
         training["bucketMiB"] = max(1, round(size * width / 2**20))
-    if facts.get("model.experts"):
+    # A model that is named has its maker's dispatcher unless options say another.
+    if facts.get("model.experts") or facts.get("dispatcher"):
         flex = _FLEX.get(facts.get("flex_backend") or "deepep")
         kind = facts.get("dispatcher") or "allgather"
         training["expertDispatch"] = flex if kind == "flex" else _DISPATCHERS.get(kind)
