@@ -232,6 +232,13 @@ class Workload:
     """How tokens are sent to experts. None for the framework's default."""
     expert_overlap: ExpertOverlap | None = None
     """Computation that hides this exchange. None for the framework's default."""
+    expert_capacity: float | None = None
+    """Tokens for which each rank of experts has buffers, as a multiple of an even share. None for those that arrive."""
+    expert_stash: float | None = None
+    """Size of the stash that holds the experts' activations until the backward pass, as a multiple of an even share.
+
+    None if the buffers themselves hold them.
+    """
     overlap: bool = True
     """Whether gradients are reduced during the backward pass (in buckets, as DDP and FSDP do)."""
     bucket_mib: int | None = None

@@ -99,7 +99,16 @@ def _apply_dispatcher(facts: Facts) -> None:
     if is_shared and (backend or not has_experts):
         del facts.values["training.expertOverlap"]
     if not has_experts:
-        facts.values.pop("dispatcher", None)
+        for target in ("dispatcher", "training.expertCapacity", "stashes"):
+            facts.values.pop(target, None)
+    if facts.get("stashes"):
+        # Its sign says whether even or actual shares count, which are the same where shares are even.
+        size = abs(facts.get("stash"))
+        facts.values["training.expertStash"] = size
+        if size < 1:
+            facts.unpriced[facts.origins["stash"]] = "a stash that spills to the host is not priced"
+    if facts.get("fuses_experts") == "True" and not facts.get("training.expertCapacity"):
+        facts.unknown.append(facts.origins["fuses_experts"])
 
 
 def _may_have_experts(facts: Facts) -> bool:
@@ -118,7 +127,14 @@ def _list_notes(facts: Facts, plan: PartialPlan) -> tuple[str, ...]:
     expected = ["overlap-grad-reduce"] if plan.data != 1 else []
     expected += ["overlap-param-gather"] if plan.data != 1 and plan.zero_stage else []
     missing = [f"--{option}" for option in expected if option not in said]
-    return (f"Priced as if {' and '.join(missing)} were set.",) if missing else ()
+    notes = [f"Priced as if {' and '.join(missing)} were set."] if missing else []
+    if facts.get("training.expertStash"):
+        notes.append("Copies of experts' activations into the stash and back are priced as hidden.")
+    if room := facts.get("training.expertCapacity"):
+        notes.append(f"Priced as if no rank of experts got over {room:g} times an even share: then a step is repeated.")
+    if facts.get("fp8_attention"):
+        notes.append("Attention is priced in 16 bits, though the launch has it in FP8.")
+    return tuple(notes)
 
 
 def _read_virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:

@@ -767,7 +767,7 @@ class _Reader:
         items = self._evaluate_list(node, scope, module)
         return tuple(items) if all(isinstance(one, _PLAIN) for one in items) else items
 
-    def _evaluate_list(self, node: ast.List | ast.Tuple, scope: _Scope, module: _Module) -> list[Any]:
+    def _evaluate_list(self, node: ast.List | ast.Tuple | ast.Set, scope: _Scope, module: _Module) -> list[Any]:
         items: list[Any] = []
         for one in node.elts[:MAX_ITEMS]:
             if isinstance(one, ast.Starred):
@@ -1080,7 +1080,7 @@ class _Reader:
 
     _READERS: Mapping[type, Callable[..., Any]] = {
         ast.Constant: _evaluate_constant, ast.Name: _name, ast.Attribute: _evaluate_attribute,
-        ast.List: _evaluate_list, ast.Tuple: _evaluate_tuple, ast.Dict: _evaluate_dict,
+        ast.List: _evaluate_list, ast.Tuple: _evaluate_tuple, ast.Set: _evaluate_list, ast.Dict: _evaluate_dict,
         ast.BinOp: _evaluate_binary, ast.UnaryOp: _evaluate_unary, ast.BoolOp: _evaluate_bool,
         ast.Compare: _compare, ast.IfExp: _evaluate_conditional, ast.NamedExpr: _evaluate_named_expression,
         ast.ListComp: _evaluate_list_comprehension, ast.JoinedStr: _evaluate_joined_text,
