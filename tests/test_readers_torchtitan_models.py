@@ -280,6 +280,14 @@ def test_a_branch_may_ask_for_membership_of_a_set(tmp_path: Path) -> None:
     assert reading.training["loraRank"] == 8
 
 
+@pytest.mark.parametrize(("modules", "checkpointing"), [("[]", "none"), ("None", "selective"), ('["mlp"]', "mlp")])
+def test_a_list_without_modules_recomputes_nothing(tmp_path: Path, modules: str, checkpointing: str) -> None:
+    rest = 'cfg.model.recompute_granularity = "selective"; cfg.model.recompute_modules = ["moe"]\n'
+    rest += f"    cfg.model.recompute_modules = {modules}"
+    reading = read_bridge(tmp_path, 'hybrid_layer_pattern="MEM*E"', rest)
+    assert reading.plan.checkpointing == checkpointing
+
+
 STASH = """cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-30B-A3B").to_megatron_provider()
     cfg.model.moe_token_dispatcher_type = "flex"
     cfg.model.moe_flex_dispatcher_backend = "hybridep"

@@ -157,6 +157,9 @@ def _read_virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int
 
 def _read_recomputation(facts: Facts) -> Any:
     mode, modules = facts.get("plan.checkpointing"), facts.get("recompute_modules")
+    if mode == "selective" and modules == ():
+        # Megatron-Core, transformer_config.py: a list without modules recomputes nothing, unlike no list.
+        return "none"
     if mode == "selective" and modules and modules != ("core_attn",):
         try:
             return join_modules(modules)

@@ -264,7 +264,8 @@ def _read_python(
     settings = [
         one
         for one in found
-        if one.values and (one.values != (None,) or "bare" in options.options.get(spell_option(one.option), {}))
+        if (one.values or "empty" in options.options.get(options.find_key(one.option), {}))
+        and (one.values != (None,) or "bare" in options.options.get(spell_option(one.option), {}))
     ]
     settings += over
     if table == "torchtitan-0.3":
