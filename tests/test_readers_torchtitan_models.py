@@ -331,6 +331,10 @@ def test_shared_experts_beside_the_exchange_matter_where_there_are_experts(tmp_p
         applied = read_bridge(tmp_path, "", f'{rest}\n    apply_flex_dispatcher_backend(cfg.model, "{backend}")')
         assert "expertOverlap" not in applied.training
         assert applied.training["expertDispatch"] == dispatch
+        # What is set behind the call counts.
+        later = f'{rest}\n    apply_flex_dispatcher_backend(cfg.model, "{backend}")\n'
+        later += '    cfg.model.moe_token_dispatcher_type = "alltoall"; cfg.model.moe_flex_dispatcher_backend = None'
+        assert read_bridge(tmp_path, "", later).training["expertDispatch"] == "allToAll"
     kept = read_bridge(tmp_path, "", f"{rest}\n    apply_flex_dispatcher_backend(cfg.model, None)")
     assert kept.training == beside.training
     named = read_bridge(tmp_path, "", rest.replace("moonshotai/Moonlight-16B-A3B", "meta-llama/Llama-3.1-8B"))

@@ -87,18 +87,10 @@ def read_megatron(
 
 
 def _apply_dispatcher(facts: Facts) -> None:
-    """Change the facts as Megatron-Bridge's `apply_flex_dispatcher_backend` does, and where there are no experts.
-
-    It turns off the overlap with the shared MLP (training/flex_dispatcher_backend.py). Without experts, there is no
-    shared MLP either.
-    """
-    if backend := facts.get("flex_applied"):
-        facts.values |= {"dispatcher": "flex", "flex_backend": backend}
-    has_experts = _may_have_experts(facts)
-    is_shared = facts.get("training.expertOverlap") == "sharedExpert"
-    if is_shared and (backend or not has_experts):
-        del facts.values["training.expertOverlap"]
-    if not has_experts:
+    """Drop what concerns experts where there are none, and add the size of the stash."""
+    if not _may_have_experts(facts):
+        if facts.get("training.expertOverlap") == "sharedExpert":
+            del facts.values["training.expertOverlap"]
         for target in ("dispatcher", "training.expertCapacity", "stashes"):
             facts.values.pop(target, None)
     if facts.get("stashes"):

@@ -258,7 +258,7 @@ def _read_python(
     found = read_function(
         text, name, function, lambda one: folder.read(beside + one), options.facts.get("bases", {}),
         package.parts if package else (), place, options.facts.get("folders", ()),
-        options.facts.get("neighbours", ()), options.facts.get("located", ()),
+        options.facts.get("neighbours", ()), options.facts.get("located", ()), options.facts.get("calls", {}),
     )  # fmt: skip
     # None leaves most options as they are, and switches some off.
     settings = [
