@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tilecast import collectives, search, zoo
 from tilecast.collectives import COLLECTIVES, RankGroup, TokenCopies, bandwidth_bound_s, dispatch_s
 from tilecast.hardware import Link, NetworkTier, Pool, find_gpu, find_link, list_links
+from tilecast.recomputation import Checkpointing
 from tilecast.spec import ExpertOverlap, Plan, Plans, Workload
+from tilecast.step.blocks import kernel_seconds
 
 INTRA = [name for name, link in list_links().items() if not link.per_node]
 INTER = [name for name, link in list_links().items() if link.per_node]
@@ -250,3 +252,26 @@ def test_another_micro_batch_hides_the_exchange_of_experts_but_for_the_multiproc
     (plain, compute), (beside, same) = parts("none"), parts("microBatch")
     assert compute == same
     assert 0 < beside < plain
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full", "layernorm+moe_act", "moe"])
+def test_shared_experts_hide_of_each_exchange_what_their_half_takes(checkpointing: Checkpointing) -> None:
+    pool = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 4, find_link("nvlink4"), find_link(NDR))
+    plan = Plan(data=32, expert=32, zero_stage=1, gradient_accumulation=8, checkpointing=checkpointing)
+    job = Workload(zoo.find_preset("deepseek-v3"), 4096, 256, framework="megatron")
+
+    def parts(model: str, overlap: ExpertOverlap) -> tuple[float, float]:
+        some = replace(job, model=zoo.find_preset(model), expert_overlap=overlap)
+        times = search.price(some, Plans.from_plans(plan), pool).times
+        return float(times.communication[0]), float(times.compute[0])
+
+    (plain, compute), (beside, same) = (parts("deepseek-v3", one) for one in ("none", "sharedExpert"))
+    assert compute == same
+    assert 0 < beside < plain
+    # A model without a shared MLP has nothing to run beside the exchange.
+    assert parts("qwen3-30b-a3b", "sharedExpert") == parts("qwen3-30b-a3b", "none")
+    # What is hidden is at most the shared MLP itself: the step without its operators is no shorter.
+    sharded = zoo.build_sharded_graph(job, Plans.from_plans(plan))
+    priced = kernel_seconds(job, sharded, pool.gpu)
+    layers = sum(float(sum(one.shared_s.values())[0]) * one.block.repeat for one in priced.blocks if one.shared_s)
+    assert plain - beside < 8 * layers * (2 if checkpointing in ("full", "moe") else 1)

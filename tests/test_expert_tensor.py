@@ -141,3 +141,57 @@ def test_the_launch_line_of_megatron_states_the_degree(
 def test_a_degree_is_at_least_one() -> None:
     with pytest.raises(SpecError, match="etp=0"):
         PartialPlan.parse("etp=0", "--plan")
+
+
+BUFFERS = Workload(zoo.find_preset("deepseek-v3"), 4096, 2048, precision="mxfp8", framework="nemo")
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "mla_up_proj+moe_act", "moe"])
+def test_buffers_of_experts_hold_their_room_and_a_stash_holds_its_own_size(checkpointing: str) -> None:
+    plan = Plan(data=64, pipeline=4, expert=64, zero_stage=1, gradient_accumulation=32)
+    plans = Plans.from_plans(replace(plan, checkpointing=checkpointing))  # type: ignore[arg-type]
+
+    def held(room: float | None, stash: float | None = None) -> tuple[float, float]:
+        job = replace(BUFFERS, expert_dispatch="hybridEP", expert_capacity=room, expert_stash=stash)
+        bill = memory.footprint(job, zoo.build_sharded_graph(job, plans), plans)
+        return float(bill.activations[0]), float(bill.working[0])
+
+    plain, even, some, more = (held(room) for room in (None, 1.0, 1.5, 2.0))
+    assert plain == even
+    assert more[0] - even[0] == pytest.approx(2 * (some[0] - even[0]))
+    assert (some[0] > even[0]) == (checkpointing != "moe")
+    # What waits lies in the stash, and one layer at a time in its own buffers.
+    small, wide = held(2.0, 1.5), held(3.0, 1.5)
+    assert small[0] == wide[0] == pytest.approx(some[0])
+    # The first stage has 13 layers of experts behind three dense ones, and four micro-batches in flight.
+    slots = (more[0] - even[0]) / (4 * 13)
+    if checkpointing == "none":
+        assert wide[1] - small[1] == pytest.approx(slots)
+    assert wide[1] > small[1] > some[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--expert-capacity", "1.5"], ("expert-capacity", "add expertDispatch: hybridEP")),
+        (["--expert-dispatch", "deepEP", "--expert-capacity", "1.5"], ("expert-capacity", "hybridEP")),
+        (["--expert-dispatch", "hybridEP", "--expert-stash", "1.5"], ("expert-stash", "expertCapacity")),
+        (["--expert-dispatch", "hybridEP", "--expert-capacity", "0.5"], ("expert-capacity", "1")),
+        (["--expert-dispatch", "hybridEP", "--expert-capacity", "nan"], ("expert-capacity", "")),
+        (["--expert-dispatch", "allGather", "--expert-overlap", "sharedExpert"], ("expert-overlap", "allGather")),
+        (["--expert-overlap", "sharedExpert", "--recompute-modules", "shared_experts"], ("overlap", "shared_experts")),
+    ],
+)
+def test_conflicts_of_experts_are_one_line(
+    options: list[str], words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*JOB, "--framework", "megatron", *options]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert all(word in error for word in words)
+
+
+def test_a_framework_without_room_for_tokens_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--expert-dispatch", "hybridEP", "--expert-capacity", "1.5"]
+    assert main([*JOB, "--framework", "deepspeed", *options]) == 2
+    assert main([*JOB, "--framework", "megatron", *options]) == 0

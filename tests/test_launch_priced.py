@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tilecast import memory, search, zoo
+from tilecast import memory, readers, search, zoo
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import LAUNCHERS, LaunchScript, LaunchSetting, write_launch
@@ -40,7 +40,9 @@ WORKLOADS: list[dict[str, object]] = [
 ]
 EXPERTS: list[dict[str, object]] = [
     *({"expert_dispatch": name} for name in ("allToAll", "allGather", "deepEP", "hybridEP")),
-    *({"expert_overlap": name} for name in ("none", "microBatch")),
+    *({"expert_dispatch": "hybridEP", "expert_capacity": room} for room in (1.5, 2.0)),
+    *({"expert_dispatch": "hybridEP", "expert_capacity": 2.0, "expert_stash": size} for size in (1.1, 1.5)),
+    *({"expert_overlap": name} for name in ("none", "microBatch", "sharedExpert")),
 ]
 PLANS: list[dict[str, object]] = [
     {},
@@ -127,6 +129,34 @@ def test_a_choice_of_the_experts_is_told() -> None:
     flexible = printed("megatron", replace(MIXTRAL, expert_dispatch="deepEP"), plan)
     assert flexible is not None
     assert "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep" in " ".join(flexible.command)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"expert_overlap": "sharedExpert"},
+        {"expert_overlap": "sharedExpert", "expert_dispatch": "deepEP"},
+        {"expert_dispatch": "hybridEP", "expert_capacity": 1.5},
+        {"expert_dispatch": "hybridEP", "expert_capacity": 2.0, "expert_stash": 1.25},
+    ],
+)
+def test_buffers_of_experts_are_read_as_they_were_written(choice: dict[str, object]) -> None:
+    job = replace(MIXTRAL, framework="megatron", **choice)  # type: ignore[arg-type]
+    line = printed("megatron", job, replace(base("megatron"), expert=8))
+    assert line is not None
+    read = readers.read_words(list(line.command), gpus=16, has_model=False)
+    assert not read.unpriced
+    assert not read.unknown
+    stated = {"expert_overlap": "expertOverlap", "expert_capacity": "expertCapacity", "expert_stash": "expertStash"}
+    assert {name: read.training.get(key) for name, key in stated.items()} == {name: choice.get(name) for name in stated}
+
+
+def test_shared_experts_are_not_told_where_megatron_refuses_them() -> None:
+    job = replace(MIXTRAL, framework="megatron", expert_overlap="sharedExpert")
+    plan = replace(base("megatron"), expert=8)
+    assert printed("megatron", job, plan) is not None
+    assert printed("megatron", job, replace(plan, checkpointing="shared_experts")) is None
+    assert printed("megatron", replace(job, expert_dispatch="allGather"), plan) is None
 
 
 @pytest.mark.parametrize(

@@ -266,10 +266,79 @@ def test_a_layout_that_lists_stages_is_read(tmp_path: Path) -> None:
     assert reading.plan.virtual_stages == 2
 
 
+def test_a_branch_may_ask_for_membership_of_a_set(tmp_path: Path) -> None:
+    rest = """scheme = "lora"
+    cfg.peft = LoRA()
+    if isinstance(scheme, str) and scheme.lower() in {"lora", "dora"}:
+        cfg.peft.dim = 8
+    if scheme in {"dora"}:
+        cfg.peft.dim = 64
+    """
+    dense = BRIDGE.format(more='hybrid_layer_pattern="M-M*-"', rest=rest).replace("num_moe_experts=128,", "")
+    (tmp_path / "recipe.py").write_text(dense)
+    reading = readers.read_file(f"{tmp_path}/recipe.py:small_pretrain_16gpu_h100_config")
+    assert reading.training["loraRank"] == 8
+
+
+@pytest.mark.parametrize(("modules", "checkpointing"), [("[]", "none"), ("None", "selective"), ('["mlp"]', "mlp")])
+def test_a_list_without_modules_recomputes_nothing(tmp_path: Path, modules: str, checkpointing: str) -> None:
+    rest = 'cfg.model.recompute_granularity = "selective"; cfg.model.recompute_modules = ["moe"]\n'
+    rest += f"    cfg.model.recompute_modules = {modules}"
+    reading = read_bridge(tmp_path, 'hybrid_layer_pattern="MEM*E"', rest)
+    assert reading.plan.checkpointing == checkpointing
+
+
+STASH = """cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-30B-A3B").to_megatron_provider()
+    cfg.model.moe_token_dispatcher_type = "flex"
+    cfg.model.moe_flex_dispatcher_backend = "hybridep"
+    cfg.model.moe_expert_rank_capacity_factor = 1.5
+    cfg.model.moe_paged_stash = True
+    cfg.model.moe_paged_stash_buffer_size_factor_cpu = 1.0
+    """
+
+
+@pytest.mark.parametrize(
+    ("rest", "room", "stash", "unpriced"),
+    [
+        ("pass", 1.5, 1.1, False),
+        ("cfg.model.moe_paged_stash_buffer_size_factor_cuda = 1.2", 1.5, 1.2, False),
+        ("cfg.model.moe_paged_stash_buffer_size_factor_cuda = -1.2", 1.5, 1.2, False),
+        ("cfg.model.moe_paged_stash_buffer_size_factor_cuda = 0.8", 1.5, 0.8, True),
+        ("cfg.model.moe_paged_stash = False", 1.5, None, False),
+        ("cfg.model.moe_expert_rank_capacity_factor = None; cfg.model.moe_paged_stash = False", None, None, False),
+    ],
+)
+def test_room_for_tokens_and_the_stash_of_experts_are_read(
+    tmp_path: Path, rest: str, room: float | None, stash: float | None, unpriced: bool
+) -> None:
+    reading = read_bridge(tmp_path, "", STASH + rest)
+    assert reading.training["expertDispatch"] == "hybridEP"
+    assert (reading.training.get("expertCapacity"), reading.training.get("expertStash")) == (room, stash)
+    assert bool(reading.unpriced) == unpriced
+    assert bool([note for note in reading.notes if "stash" in note]) == (stash is not None)
+    dense = read_bridge(tmp_path, "", STASH.replace("Qwen3-30B-A3B", "Qwen3-8B") + rest)
+    assert not {"expertCapacity", "expertStash", "expertDispatch"} & set(dense.training)
+
+
 def test_shared_experts_beside_the_exchange_matter_where_there_are_experts(tmp_path: Path) -> None:
     rest = 'cfg.model = AutoBridge.from_hf_pretrained("moonshotai/Moonlight-16B-A3B").to_megatron_provider()\n'
+    rest += '    cfg.model.moe_token_dispatcher_type = "alltoall"\n'
     rest += "    cfg.model.moe_shared_expert_overlap = True"
-    assert read_bridge(tmp_path, "", rest).unpriced
+    beside = read_bridge(tmp_path, "", rest)
+    assert not beside.unpriced
+    assert (beside.training["expertOverlap"], beside.training["expertDispatch"]) == ("sharedExpert", "allToAll")
+    for backend, dispatch in (("deepep", "deepEP"), ("hybridep", "hybridEP")):
+        applied = read_bridge(tmp_path, "", f'{rest}\n    apply_flex_dispatcher_backend(cfg.model, "{backend}")')
+        assert "expertOverlap" not in applied.training
+        assert applied.training["expertDispatch"] == dispatch
+        # What is set behind the call counts.
+        later = f'{rest}\n    apply_flex_dispatcher_backend(cfg.model, "{backend}")\n'
+        later += '    cfg.model.moe_token_dispatcher_type = "alltoall"; cfg.model.moe_flex_dispatcher_backend = None'
+        assert read_bridge(tmp_path, "", later).training["expertDispatch"] == "allToAll"
+    kept = read_bridge(tmp_path, "", f"{rest}\n    apply_flex_dispatcher_backend(cfg.model, None)")
+    assert kept.training == beside.training
+    named = read_bridge(tmp_path, "", rest.replace("moonshotai/Moonlight-16B-A3B", "meta-llama/Llama-3.1-8B"))
+    assert not {"expertOverlap", "expertDispatch"} & set(named.training)
     (tmp_path / "dense").mkdir()
     dense = 'hybrid_layer_pattern="M-M*-", moe_shared_expert_overlap=True'
     text = BRIDGE.format(more=dense, rest="pass").replace("num_moe_experts=128,", "")

@@ -384,7 +384,10 @@ class Block:
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of scratch memory that exists only while the block runs, such as logits and unfused scores."""
     copied_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes of the largest copy of a weight in another type, which exists only during a matrix product, (S,)."""
+    """Bytes that exist only while a layer runs, however it is recomputed, (S,).
+
+    They are the largest copy of a weight in another type, and the buffers of experts beside a stash.
+    """
     workspace_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes that a library allocates while one of its kernels runs, (S,)."""
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))

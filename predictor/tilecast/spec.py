@@ -98,8 +98,12 @@ ExpertDispatch = Literal["allToAll", "allGather", "deepEP", "hybridEP"]
 In order: NCCL's grouped sends, a gather of all tokens, or DeepEP and HybridEP, which send a token once per node and
 once per rank.
 """
-ExpertOverlap = Literal["none", "microBatch"]
-"""Computation during which tokens are sent to experts: none, or another micro-batch's (DualPipe, arXiv 2412.19437)."""
+ExpertOverlap = Literal["none", "microBatch", "sharedExpert"]
+"""Computation during which tokens are sent to experts.
+
+It is none, that of another micro-batch (DualPipe, arXiv 2412.19437), or that of the layer's shared MLP (Megatron-Core,
+transformer/moe/shared_experts.py).
+"""
 Quantization = Literal["nf4", "int8"]
 """Types of frozen weights of layers, other than 16 bits.
 
@@ -276,6 +280,13 @@ class Workload:
     """How tokens are sent to experts. None for the framework's default."""
     expert_overlap: ExpertOverlap | None = None
     """Computation that hides this exchange. None for the framework's default."""
+    expert_capacity: float | None = None
+    """Tokens for which each rank of experts has buffers, as a multiple of an even share. None for those that arrive."""
+    expert_stash: float | None = None
+    """Size of the stash that holds the experts' activations until the backward pass, as a multiple of an even share.
+
+    None if the buffers themselves hold them.
+    """
     overlap: bool = True
     """Whether gradients are reduced during the backward pass (in buckets, as DDP and FSDP do)."""
     bucket_mib: int | None = None

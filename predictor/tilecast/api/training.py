@@ -164,8 +164,21 @@ class Training(ApiModel):
         "ranks), deepEP or hybridEP (once to a node and once to a rank); absent takes the framework's."
     )
     expert_overlap: ExpertOverlap | None = optional_field(
-        "What runs beside that exchange: none, or microBatch, the computation of another micro-batch (DualPipe, "
-        "Megatron's --overlap-moe-expert-parallel-comm); absent takes the framework's."
+        "What runs beside that exchange: none, microBatch, the computation of another micro-batch (DualPipe, "
+        "Megatron's --overlap-moe-expert-parallel-comm), or sharedExpert, the layer's shared MLP (Megatron's "
+        "--moe-shared-expert-overlap); absent takes the framework's."
+    )
+    expert_capacity: float | None = optional_field(
+        "Tokens for which the buffers of each rank of experts have room, as a multiple of an even share (Megatron's "
+        "--moe-expert-rank-capacity-factor); absent holds those that arrive.",
+        ge=1,
+        le=4096,
+    )
+    expert_stash: float | None = optional_field(
+        "Size of the stash in which the activations of experts wait for the backward pass, as a multiple of an even "
+        "share (Megatron's --moe-paged-stash); absent leaves them in buffers of expertCapacity.",
+        ge=1,
+        le=4096,
     )
     bucket_mib: int | None = optional_field(
         "Size in MiB of the buckets in which gradients are reduced (DistributedDataParallel's "

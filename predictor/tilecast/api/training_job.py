@@ -375,6 +375,7 @@ _WORKLOAD_FIELDS = {
     *("precision", "attention", "execution", "memory_format", "bucket_mib", "gradient_sync", "parameter_servers"),
     *("fused_optimizer", "fused_loss", "framework", "framework_version", "pipeline_schedule", "pipeline_layout"),
     *("expert_dispatch", "expert_overlap", "weights", "gradient_precision", "moment_precision", "shard_degree"),
+    *("expert_capacity", "expert_stash"),
 }
 """Fields that `Training` and `Workload` have in common."""
 
@@ -510,10 +511,32 @@ def _check_pipeline(training: Training, model: Model) -> None:
 
 
 def _check_experts(training: Training, model: Model) -> None:
-    """Raise SpecError if a spec sets how tokens are sent to experts, but the model has no experts."""
-    for field, value in (("expertDispatch", training.expert_dispatch), ("expertOverlap", training.expert_overlap)):
+    """Raise SpecError if a spec sets how tokens are sent to experts and the model has none, or settings conflict.
+
+    Megatron-Core has the overlap with shared experts beside NCCL's sends and the flex dispatcher, without their
+    recomputation, room for more tokens with HybridEP, and a stash where there is such room, without offload
+    (transformer/transformer_config.py).
+    """
+    stated = {"expertDispatch": training.expert_dispatch, "expertOverlap": training.expert_overlap,
+              "expertCapacity": training.expert_capacity, "expertStash": training.expert_stash}  # fmt: skip
+    for field, value in stated.items():
         if value is not None and not zoo.count_experts(model):
             raise SpecError(f"spec.training.{field}", f"{model.name} has no experts", "leave it out")
+    if training.expert_overlap == "sharedExpert":
+        field = "spec.training.expertOverlap"
+        if training.expert_dispatch == "allGather":
+            raise SpecError(field, "sharedExpert is not beside expertDispatch: allGather", "use another expertDispatch")
+        if "shared_experts" in training.recompute_modules:
+            problem = "sharedExpert is not beside the recomputation of shared_experts"
+            raise SpecError(field, problem, "leave shared_experts out of training.recomputeModules")
+    if training.expert_capacity is not None and training.expert_dispatch != "hybridEP":
+        problem = "is the room that hybridEP has, and expertDispatch does not say it"
+        raise SpecError("spec.training.expertCapacity", problem, "add expertDispatch: hybridEP, or leave it out")
+    if training.expert_stash is not None and training.expert_capacity is None:
+        raise SpecError("spec.training.expertStash", "stands beside expertCapacity alone", "add that, or leave it out")
+    if training.expert_stash is not None and training.offload_activations is not None:
+        problem = "does not go with training.offloadActivations"
+        raise SpecError("spec.training.expertStash", problem, "leave one of them out")
 
 
 def _check_data_types(training: Training) -> None:

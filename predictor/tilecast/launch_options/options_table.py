@@ -4,6 +4,8 @@ A table is a TOML file in `tables/`. Each option has a target, such as `plan.ten
 type. `ignored` lists options that change neither speed nor memory. `unpriced` has options that do, but that no forecast
 includes, with the reason. Spellings with dashes, underscores and leading dashes are equal.
 
+`bare` is the value of an option without one, and of None in a configuration. `empty` is that of an empty list.
+
 An option with `write` is also written, in the order of the table. `write` names the value that the launcher's module in
 `render/launch/` gives it; `true` is the name of its target. The value is written as it is read: as a flag if the option
 has `is`, otherwise as the first of its `values` with that meaning, or as `as` says. An option with an empty target is
@@ -300,6 +302,8 @@ class Facts:
             value = entry.get("is", True) if on else entry.get("else")
             return value if "is" in entry else on
         if not setting.values or setting.values == (None,):
+            if "empty" in entry and not setting.values:
+                return tuple(entry["empty"])
             if "bare" in entry:
                 return entry["bare"]
             if setting.values:

@@ -107,7 +107,11 @@ class JobSettings(TypedDict, total=False):
     expert_dispatch: str
     """allToAll, allGather, deepEP or hybridEP."""
     expert_overlap: str
-    """none or microBatch."""
+    """none, microBatch or sharedExpert."""
+    expert_capacity: float | str
+    """Room of each rank of experts, as a multiple of an even share of tokens."""
+    expert_stash: float | str
+    """Size of the stash of the experts' activations, as a multiple of an even share of tokens."""
     bucket_mib: int | str
     pipeline_schedule: str
     """Order of the passes in a pipeline."""

@@ -70,9 +70,7 @@ def read_megatron(
         checkpointing=_read_recomputation(facts),
         sequence_parallel=bool(facts.get("plan.sequence_parallel")) and tensor > 1,
     )
-    if not has_experts and facts.get("model.name") is None and facts.get("model.class") is None:
-        # Without experts, there are no shared ones.
-        facts.unpriced = {one: why for one, why in facts.unpriced.items() if "shared_expert_overlap" not in one}
+    _apply_dispatcher(facts)
     training = _read_training(facts, plan, layers)
     check_batch(training.get("globalBatchSize"), micro, data, where, "--global-batch-size")
     model, name = (None, "") if has_model else _find_model(facts, program, table)
@@ -88,13 +86,47 @@ def read_megatron(
     )
 
 
+def _apply_dispatcher(facts: Facts) -> None:
+    """Drop what concerns experts where there are none, and add the size of the stash."""
+    if not _may_have_experts(facts):
+        if facts.get("training.expertOverlap") == "sharedExpert":
+            del facts.values["training.expertOverlap"]
+        for target in ("dispatcher", "training.expertCapacity", "stashes"):
+            facts.values.pop(target, None)
+    if facts.get("stashes"):
+        # Its sign says whether even or actual shares count, which are the same where shares are even.
+        size = abs(facts.get("stash"))
+        facts.values["training.expertStash"] = size
+        if size < 1:
+            facts.unpriced[facts.origins["stash"]] = "a stash that spills to the host is not priced"
+    if facts.get("fuses_experts") == "True" and not facts.get("training.expertCapacity"):
+        facts.unknown.append(facts.origins["fuses_experts"])
+
+
+def _may_have_experts(facts: Facts) -> bool:
+    """Return whether the options describe a model with experts, or name one that has them or is not known."""
+    name = facts.get("model.name") or facts.get("model.class")
+    if facts.get("model.experts") or name is None:
+        return bool(facts.get("model.experts"))
+    presets = facts.table.facts.get("models", {})
+    preset = models.find_preset_in_name(presets.get(str(name).rpartition(".")[2], str(name)))
+    return preset is None or zoo.count_experts(zoo.find_preset(preset)) > 0
+
+
 def _list_notes(facts: Facts, plan: PartialPlan) -> tuple[str, ...]:
     """Return sentences on options that the command leaves out and the forecast assumes."""
     said = {option.lstrip("-") for option in facts.ignored}
     expected = ["overlap-grad-reduce"] if plan.data != 1 else []
     expected += ["overlap-param-gather"] if plan.data != 1 and plan.zero_stage else []
     missing = [f"--{option}" for option in expected if option not in said]
-    return (f"Priced as if {' and '.join(missing)} were set.",) if missing else ()
+    notes = [f"Priced as if {' and '.join(missing)} were set."] if missing else []
+    if facts.get("training.expertStash"):
+        notes.append("Copies of experts' activations into the stash and back are priced as hidden.")
+    if room := facts.get("training.expertCapacity"):
+        notes.append(f"Priced as if no rank of experts got over {room:g} times an even share: then a step is repeated.")
+    if facts.get("fp8_attention"):
+        notes.append("Attention is priced in 16 bits, though the launch has it in FP8.")
+    return tuple(notes)
 
 
 def _read_virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int:
@@ -117,6 +149,9 @@ def _read_virtual_stages(facts: Facts, pipeline: int, layers: int | None) -> int
 
 def _read_recomputation(facts: Facts) -> Any:
     mode, modules = facts.get("plan.checkpointing"), facts.get("recompute_modules")
+    if mode == "selective" and modules == ():
+        # Megatron-Core, transformer_config.py: a list without modules recomputes nothing, unlike no list.
+        return "none"
     if mode == "selective" and modules and modules != ("core_attn",):
         try:
             return join_modules(modules)
@@ -147,7 +182,8 @@ def _read_training(facts: Facts, plan: PartialPlan, layers: int | None) -> dict[
     if size := facts.get("bucket_parameters"):
         width = 2 if training.get("gradientPrecision") == "bf16" or training["precision"] == "fp16" else 4
         training["bucketMiB"] = max(1, round(size * width / 2**20))
-    if facts.get("model.experts"):
+    # A model that is named has its maker's dispatcher unless options say another.
+    if facts.get("model.experts") or facts.get("dispatcher"):
         flex = _FLEX.get(facts.get("flex_backend") or "deepep")
         kind = facts.get("dispatcher") or "allgather"
         training["expertDispatch"] = flex if kind == "flex" else _DISPATCHERS.get(kind)

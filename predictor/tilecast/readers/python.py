@@ -165,7 +165,7 @@ def _split_dotted_name(node: ast.expr) -> list[str]:
 def read_function(
     text: str, name: str, function: str, read_text: ReadText, bases: Mapping[str, Any],
     package: Sequence[str] = (), place: Sequence[str] = (), folders: Sequence[str] = (),
-    neighbours: Sequence[str] = (), located: Sequence[str] = (),
+    neighbours: Sequence[str] = (), located: Sequence[str] = (), calls: _Calls | None = None,
 ) -> list[Setting]:  # fmt: skip
     """Return the settings of the configuration that a function returns.
 
@@ -183,12 +183,15 @@ def read_function(
         neighbours: folders of other packages beside the file's own, such as `torchtitan/models`, whose modules are
             read.
         located: functions that are not interpreted, and whose objects are named by the module that defines them.
+        calls: fields that functions of the framework set on an object among their arguments, by the name of the
+            function and the text among its arguments.
 
     Raises:
         SpecError: the file is not Python, has no such function, or the function is too long to interpret.
     """
     reader = _Reader(name, read_text, bases, package, folders)
     reader.neighbours, reader.located = [one.split("/") for one in neighbours], located
+    reader.setters = calls or {}
     try:
         module = reader.load(text, name, place)
         made = reader._resolve(module.names.get(function))
@@ -286,6 +289,7 @@ _COMPARED: Mapping[type, Callable[[Any, Any], Any]] = {
 _WRAPPERS = ("Config", "Partial", "partial")
 """Names of calls that build their first argument: `run.Config(Trainer, devices=8)`."""
 _Scope = dict[str, Any]
+_Calls = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def _is_unknown(value: object) -> bool:
@@ -303,6 +307,7 @@ class _Reader:
         self.neighbours: Sequence[Sequence[str]] = ()
         self.located: Sequence[str] = ()
         self.builders: Sequence[str] = ()
+        self.setters: _Calls = {}
         self.steps = self.calls = 0
         self.modules: dict[str, _Module] = {}
         self.effects: list[Setting] = []
@@ -410,6 +415,16 @@ class _Reader:
             self._count_steps()
             self._run_statement(node, scope, module)
 
+    def _change_arguments(self, call: BuiltObject, rest: Sequence[Any]) -> None:
+        """Set the fields that a call of a function of the framework sets on the objects among its arguments."""
+        known = self.setters.get(call.name.rpartition(".")[2], {})
+        changes: Mapping[str, Any] = next((known[one] for one in rest if isinstance(one, str) and one in known), {})
+        if any(map(_is_unknown, rest)):
+            changes = {key: unknown(key) for fields in known.values() for key in fields}
+        for owner in call.fields.values():
+            if isinstance(owner, BuiltObject):
+                owner.fields |= {key: unknown(key) for key in changes} if self.unsure else changes
+
     def _run_statement(self, node: ast.stmt, scope: _Scope, module: _Module) -> None:
         if isinstance(node, ast.FunctionDef):
             scope[node.name] = Function(node, module, {} if scope is module.names else scope)
@@ -438,6 +453,7 @@ class _Reader:
                 and any(isinstance(one, BuiltObject) for one in value.fields.values())
             ):
                 rest = tuple(one for one in value.fields.values() if not isinstance(one, BuiltObject | dict | list))
+                self._change_arguments(value, rest)
                 self.effects.append(Setting(f"{value.name.rpartition('.')[2]}()", tuple(map(_describe, rest))))
         elif isinstance(node, ast.Return):
             value = None if node.value is None else self._evaluate(node.value, scope, module)
@@ -767,7 +783,7 @@ class _Reader:
         items = self._evaluate_list(node, scope, module)
         return tuple(items) if all(isinstance(one, _PLAIN) for one in items) else items
 
-    def _evaluate_list(self, node: ast.List | ast.Tuple, scope: _Scope, module: _Module) -> list[Any]:
+    def _evaluate_list(self, node: ast.List | ast.Tuple | ast.Set, scope: _Scope, module: _Module) -> list[Any]:
         items: list[Any] = []
         for one in node.elts[:MAX_ITEMS]:
             if isinstance(one, ast.Starred):
@@ -1080,7 +1096,7 @@ class _Reader:
 
     _READERS: Mapping[type, Callable[..., Any]] = {
         ast.Constant: _evaluate_constant, ast.Name: _name, ast.Attribute: _evaluate_attribute,
-        ast.List: _evaluate_list, ast.Tuple: _evaluate_tuple, ast.Dict: _evaluate_dict,
+        ast.List: _evaluate_list, ast.Tuple: _evaluate_tuple, ast.Set: _evaluate_list, ast.Dict: _evaluate_dict,
         ast.BinOp: _evaluate_binary, ast.UnaryOp: _evaluate_unary, ast.BoolOp: _evaluate_bool,
         ast.Compare: _compare, ast.IfExp: _evaluate_conditional, ast.NamedExpr: _evaluate_named_expression,
         ast.ListComp: _evaluate_list_comprehension, ast.JoinedStr: _evaluate_joined_text,

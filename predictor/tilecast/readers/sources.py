@@ -273,13 +273,14 @@ def _read_python(
     found = read_function(
         text, name, function, lambda one: folder.read(beside + one), options.facts.get("bases", {}),
         package.parts if package else (), place, options.facts.get("folders", ()),
-        options.facts.get("neighbours", ()), options.facts.get("located", ()),
+        options.facts.get("neighbours", ()), options.facts.get("located", ()), options.facts.get("calls", {}),
     )  # fmt: skip
     # None leaves most options as they are, and switches some off.
     settings = [
         one
         for one in found
-        if one.values and (one.values != (None,) or "bare" in options.options.get(spell_option(one.option), {}))
+        if (one.values or "empty" in options.options.get(options.find_key(one.option), {}))
+        and (one.values != (None,) or "bare" in options.options.get(spell_option(one.option), {}))
     ]
     settings += over
     if table == "torchtitan-0.3":

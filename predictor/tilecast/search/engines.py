@@ -44,6 +44,8 @@ class FrameworkFeatures:
     """Collectives that may send tokens to their experts."""
     expert_overlap: Sequence[str] = ("none",)
     """Computations that may overlap with sending tokens to their experts."""
+    has_expert_capacity: bool = False
+    """Whether buffers of experts can have room for more tokens than an even share, and a stash beside them."""
     experts_fold_over_tensor: bool = True
     """Whether expert parallelism may spread experts over tensor-parallel ranks too, not only over data ranks."""
 

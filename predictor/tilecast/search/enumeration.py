@@ -109,7 +109,7 @@ _Table: TypeAlias = dict[str, Ints]
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
     *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
-    *("shard_degree", "frozen_bits"),
+    *("shard_degree", "frozen_bits", "expert_capacity"),
 )
 """Workload fields on which `_enumerate_combinations` depends, besides recomputation and virtual stages."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
@@ -615,6 +615,12 @@ def find_frameworks(workload: Workload) -> list[FrameworkFeatures]:
             problem = f"{workload.framework or 'no framework with the rest of the job'} shards over all replicas"
             able = ", ".join(name for name, one in FRAMEWORKS.items() if one.hybrid_shards)
             raise SpecError("training.shardDegree", problem, f"leave it out, or use one of {able}")
+    if workload.expert_capacity is not None:
+        candidates = [one for one in candidates if one.has_expert_capacity]
+        if not candidates:
+            problem = f"{workload.framework or 'no framework with the rest of the job'} has room for what arrives"
+            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.has_expert_capacity)
+            raise SpecError("training.expertCapacity", problem, f"leave it out, or use one of {able}")
     if workload.offloaded_activations:
         candidates = [one for one in candidates if one.offload_activations != "none"]
         if not candidates:

@@ -17,7 +17,13 @@ from tilecast.spec import PRECISIONS, Floats, Rows, Workload
 from tilecast.zoo import ShardedGraph
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.layers import QUANTIZE
-from tilecast.zoo.modules import NO_GRADIENT, is_repeated_in_full, list_modules_of_operator
+from tilecast.zoo.modules import (
+    NO_GRADIENT,
+    SHARED_MLP,
+    find_shared_half,
+    is_repeated_in_full,
+    list_modules_of_operator,
+)
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
 """Parts of a step that have a fitted factor each.
@@ -71,6 +77,8 @@ class BlockTimes:
     core: _PassSeconds
     backward: _PassSeconds
     modules: Mapping[str, _PassSeconds]
+    shared_s: Mapping[tuple[str, str], Floats]
+    """GPU seconds of the two halves of a shared MLP, by phase and by the exchange of experts beside each, (S,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,7 @@ def _compute_kernel_seconds(
     for block in graph.blocks:
         passes = dict.fromkeys(("forward", "repeated", "core", "backward"), zero)
         modules = dict.fromkeys(block.freed_bytes, zero)
+        shared_s: dict[tuple[str, str], Floats] = {}
         for op in block.ops:
             index = rows[position]
             position += 1
@@ -146,6 +155,9 @@ def _compute_kernel_seconds(
             launches_s = np.zeros(1) if op.host_paced else np.atleast_1d(launches * launch_s)
             kernels_pass = _PassSeconds(seconds, launches_s)
             passes[op.phase] = passes[op.phase] + kernels_pass
+            if op.name.startswith(SHARED_MLP):
+                half = op.phase, find_shared_half(op.name)
+                shared_s[half] = shared_s.get(half, 0.0) + seconds
             is_repeated = op.phase == "forward" and is_repeated_in_full(workload, op.name)
             if is_repeated:
                 passes["repeated"] = passes["repeated"] + kernels_pass
@@ -157,7 +169,7 @@ def _compute_kernel_seconds(
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
             roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
-        items.append(BlockTimes(block, **passes, modules=modules))
+        items.append(BlockTimes(block, **passes, modules=modules, shared_s=shared_s))
     return KernelSeconds(tuple(items), spread / np.maximum(weight, 1e-30), roofline_s)
 
 

@@ -288,6 +288,8 @@ def block_seconds(
     exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
     dispatched = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
     overlaps_experts = frameworks.expert_overlap(workload) == "microBatch"
+    halves = times.shared_s if frameworks.expert_overlap(workload) == "sharedExpert" else {}
+    shared_s = {half: sharded.expand_to_plans(seconds) for half, seconds in halves.items()}
     for transfer in times.block.collectives:
         if transfer.phase == "backward" and not workload.training:
             continue
@@ -299,6 +301,9 @@ def block_seconds(
             exposed_s = np.zeros(len(plans))
             sent_s = transfer.count * fitted.factor["exchange"] * seconds
             dispatched[transfer.phase] = dispatched[transfer.phase] + sent_s
+        if (beside_s := shared_s.get((transfer.phase, transfer.name))) is not None:
+            # Each half of the shared MLP runs beside one exchange, which takes multiprocessors from it.
+            exposed_s = exposed_s - (1.0 - fitted.dispatch_share) * np.minimum(exposed_s, beside_s)
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
             repeated = again
@@ -336,7 +341,8 @@ def exposed_fraction(workload: Workload, transfer: CollectiveCall, fitted: Const
 
     Tensor parallelism hides collectives if the framework does so. Context parallelism hides them behind attention.
     Expert exchanges run beside computation. If they run beside another micro-batch, the factor is a lower limit, which
-    `block_seconds` raises if the exchange takes longer than the computation. Only gathers and scatters are cut into
+    `block_seconds` raises if the exchange takes longer than the computation. If they run beside the shared MLP, it is
+    an upper limit, which `block_seconds` lowers by what that hides. Only gathers and scatters are cut into
     chunks and pipelined. An all-reduce, which tensor ranks use without sequence parallelism, hides at most behind the
     gradient of the weight (Megatron-LM, training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer
     Engine, module/linear.py: the reduction of the input's gradient is asynchronous).

@@ -147,10 +147,14 @@ def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Subla
     # multiply these weights in before the second product.
     slot = narrow * (inner + f) + w * (wide - 1) * f
     slot = slot + (0.0 if frameworks.has_fused_kernels(workload) else w * inner)
-    activation_bytes = (2 * e + numerics.norm_extra) * outer * h + gathered * slot + e * tokens * wide * shared
+    # Buffers of a stated capacity hold as many slots, filled or not. A stash takes the place of those of other layers.
+    room = workload.expert_capacity or 1.0
+    held = gathered * (workload.expert_stash or room)
+    scratch = gathered * room * slot if workload.expert_stash and workload.training else zeros()
+    activation_bytes = (2 * e + numerics.norm_extra) * outer * h + held * slot + e * tokens * wide * shared
     if inner != h:
         activation_bytes = activation_bytes + 2 * e * tokens * inner
-    selected = w * gathered * (inner + f) + e * tokens * shared
+    selected = w * held * (inner + f) + e * tokens * shared
     one = (ups + 1) * inner * f
     latent = 2.0 * h * inner if inner != h else 0.0
     parameters = one * local + latent + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
@@ -171,11 +175,13 @@ def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Subla
             ]
     freed = (
         ("layernorm", e * outer * h),
-        ("moe_act", narrow * gathered * f),
+        ("moe_act", narrow * held * f),
         ("shared_experts", e * tokens * wide * shared),
-        ("moe", gathered * slot + e * tokens * wide * shared),
+        ("moe", held * slot + e * tokens * wide * shared),
     )
-    return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears, freed)
+    return Sublayer(
+        ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears, freed, scratch
+    )
 
 
 def _find_expert_numerics(workload: Workload, numerics: Numerics) -> Numerics:

@@ -15,13 +15,15 @@ from tilecast.spec import Workload
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.dimensions import Transformer
 
+SHARED_MLP = "experts.shared-"
+"""Beginning of the names of the operators of the shared MLP."""
 _OPERATORS: Mapping[str, re.Pattern[str]] = {
     "layernorm": re.compile(r"(.*-)?(attention|mlp|experts)\.norm(\..*)?"),
     "mla_up_proj": re.compile(r"attention\.(key-value-up|query-up|rotary|concatenate)(\..*)?"),
     "mlp_act": re.compile(r"mlp\.activation(\..*)?"),
     "mlp": re.compile(r"mlp\.(up|activation|down)(\..*)?"),
     "moe_act": re.compile(r"experts\.activation(\..*)?"),
-    "shared_experts": re.compile(r"experts\.shared-.*"),
+    "shared_experts": re.compile(rf"{re.escape(SHARED_MLP)}.*"),
     "moe": re.compile(r"experts\.(?!norm|residual).*"),
     "attn_out": re.compile(r"(.*-)?attention\.(output|residual)(\..*)?"),
 }
@@ -75,6 +77,15 @@ def is_repeated_in_full(workload: Workload, name: str) -> bool:
 
 _PRE_NORM = frozenset({"decoder", "moe", "deepseek"})
 """Families with a norm before the MLP and none after it."""
+
+
+def find_shared_half(name: str) -> str:
+    """Return the exchange of experts beside which Megatron-Core can run an operator of the shared MLP, in either pass.
+
+    The first product and the activation are beside the dispatch, the second product is beside the combination
+    (transformer/moe/token_dispatcher.py: linear_fc1_forward_and_act, linear_fc2_forward).
+    """
+    return "experts.combine" if name.startswith(f"{SHARED_MLP}down") else "experts.dispatch"
 
 
 @lru_cache(maxsize=256)

@@ -100,6 +100,8 @@ class Sublayer:
     """Dense layers that can have adapters."""
     freed: tuple[tuple[str, Floats], ...] = ()
     """Bytes of `activation_bytes` that recomputing a module frees, by name in `recomputation.MODULES`."""
+    scratch: Floats = field(default_factory=zeros)
+    """Bytes of buffers that one layer needs while it runs, beside what all layers keep."""
 
     @classmethod
     def from_kept_bytes(cls, activation_bytes: Floats) -> Sublayer:

@@ -271,7 +271,7 @@ def build_layer(
         collectives=tuple(whole.collectives),
         expert_parameters=whole.expert_parameters,
         working_bytes=activation_bytes[0] * 0.5 + np.where(rank.context > 1, gathered, 0.0),
-        copied_bytes=copied,
+        copied_bytes=copied + whole.scratch,
         frozen_parameters=frozen,
         freed_bytes=_sum_freed_bytes(parts),
         remembered_bytes=numerics.element * memory.outer_tokens * find_memory_width(model) if memory else zeros(),

@@ -425,6 +425,8 @@ def find_unsupported_feature(framework: Framework, workload: Workload, plan: Pla
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
     if workload.shard_degree is not None and not supported.hybrid_shards:
         return "it shards over all replicas"
+    if workload.expert_capacity is not None and not supported.has_expert_capacity:
+        return "its experts have room for the tokens that arrive, not for training.expertCapacity"
     if not frameworks.can_shard_frozen_weights(workload) and plan.zero_stage >= 2:
         return "bitsandbytes has no INT8 weights that ranks share"
     if workload.offloaded_activations and not bool(supported.offloads(Plans.from_plans(plan))[0]):

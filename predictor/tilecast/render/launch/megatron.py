@@ -205,6 +205,10 @@ _VALUES: Values = {
     "dispatcher": lambda s: _DISPATCHERS[expert_dispatch(s.workload)][0] if s.transformer.experts else None,
     "flex_backend": lambda s: _DISPATCHERS[expert_dispatch(s.workload)][1] if s.transformer.experts else None,
     "training.expertOverlap": lambda s: expert_overlap(s.workload) if s.transformer.experts else None,
+    "training.expertCapacity": lambda s: s.workload.expert_capacity,
+    "stashes": lambda s: s.workload.expert_stash is not None,
+    "stash": lambda s: s.workload.expert_stash,
+    "fuses_experts": lambda s: s.workload.expert_capacity is not None,
     "groups_experts": lambda s: s.transformer.experts > 0,
     "fuses_permutation": lambda s: s.transformer.experts > 0 and s.framework.permutation_launches == _FUSED,
     "fuses_router": lambda s: s.transformer.experts > 0 and s.framework.router_launches == _FUSED,
@@ -302,6 +306,11 @@ def refusal_reason(setting: LaunchSetting) -> str:
     is_overlapped = setting.transformer.experts > 0 and expert_overlap(setting.workload) == "microBatch"
     if is_overlapped and plan.pipeline > 1 and plan.virtual_stages == 1:
         return "it overlaps the exchange of experts only in interleaved pipelines (arguments.py)"
+    is_shared = setting.transformer.experts > 0 and expert_overlap(setting.workload) == "sharedExpert"
+    if is_shared and "shared_experts" in split_modules(plan.checkpointing):
+        return "it does not recompute shared experts that run beside the exchange (transformer_config.py)"
+    if is_shared and expert_dispatch(setting.workload) == "allGather":
+        return "it gathers all tokens without an overlap with shared experts (transformer_config.py)"
     if setting.workload.moment_precision and not setting.plan.zero_stage:
         return "its precision-aware optimizer needs ZeRO 1 (--use-distributed-optimizer)"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"
