@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tilecast.advice import Request
+from tilecast.api.training_job import read_request, training_job_document
 from tilecast.cli import main
+from tilecast.hardware import Pool
+from tilecast.inputs import queue
+from tilecast.inputs.pools import PoolOptions, read_pools
+from tilecast.planner.options import list_job_options, scale_options, separate_length
+from tilecast.planner.problem import JobOption
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = str(ROOT / "examples" / "queue" / "jobs.yaml")
@@ -258,3 +266,48 @@ def test_a_file_without_a_job_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["queue", written(tmp_path, {"kind": "ConfigMap"}), "--gpus", "t4:4"]) == 2
     assert "no job" in capsys.readouterr().err
     assert main(["queue", str(tmp_path / "none.yaml"), "--gpus", "t4:4"]) == 2
+
+
+def test_jobs_that_differ_in_length_alone_are_priced_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[dict[str, Any]] = [{"steps": 1000}, {"steps": 3000}, {"steps": 70}]
+    objectives = [{}, {"deadlineSeconds": 9000, "objective": "cheapestBeforeDeadline"}, {}]
+    every = [
+        training_job(f"j{number}", training={"globalBatchSize": 256, "precision": "fp16", **length}, **objective)
+        for number, (length, objective) in enumerate(zip(lengths, objectives, strict=True))
+    ]
+    priced: list[Request] = []
+
+    def counted(request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
+        priced.append(request)
+        return list_job_options(request, pools)
+
+    monkeypatch.setattr(queue, "list_job_options", counted)
+    rows = {item["name"]: item for item in planned(capsys, written(tmp_path, *every), "--gpus", "t4:4")["jobs"]}
+    assert len(priced) == 1
+    took = [rows[f"j{number}"]["finishSeconds"]["target"] - rows[f"j{number}"]["startSeconds"] for number in range(3)]
+    assert took[1] == pytest.approx(3 * took[0])
+    assert took[2] == pytest.approx(0.07 * took[0])
+
+
+@pytest.mark.parametrize("length", [{"steps": 1234}, {"tokens": 10**9 + 1}])
+def test_options_of_one_step_scaled_are_those_of_the_run(length: dict[str, int]) -> None:
+    training = {"globalBatchSize": 64, "sequenceLength": 512, "precision": "fp16", **length}
+    spec = {"model": {"preset": "gpt2"}, "training": training, "constraints": {"maxGpus": 8}}
+    request = read_request(training_job_document("job", spec))
+    pools = read_pools(PoolOptions(gpus="t4:4,h100-sxm:8"))
+    one_step, steps = separate_length(request)
+    for ours, whole in zip(
+        scale_options(list_job_options(one_step, pools), steps), list_job_options(request, pools), strict=True
+    ):
+        assert (ours.pool, ours.gpus, ours.plan, ours.step_s) == (whole.pool, whole.gpus, whole.plan, whole.step_s)
+        for name in ("seconds", "lower_s", "upper_s", "cost"):
+            assert getattr(ours, name) == pytest.approx(getattr(whole, name), rel=1e-9)
+
+
+def test_a_range_of_batches_keeps_the_length() -> None:
+    training = {"globalBatchSizeRange": {"min": 32, "max": 128}, "globalBatchSize": 64, "precision": "fp16", "steps": 9}
+    request = read_request(training_job_document("job", {"model": {"preset": "resnet-18"}, "training": training}))
+    assert separate_length(request)[1] == 1
+    assert separate_length(request)[0].workload.steps == 9

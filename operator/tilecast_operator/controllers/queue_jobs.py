@@ -10,7 +10,7 @@ from tilecast import jobs
 from tilecast.advice import Request
 from tilecast.api.fields import as_mapping
 from tilecast.hardware import Pool
-from tilecast.planner.options import list_job_options
+from tilecast.planner.options import list_job_options, scale_options, separate_length
 from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
 from tilecast_operator.controllers import patches
@@ -201,10 +201,12 @@ class QueueJobReader:
         is_common = self.answers.has_common_pools(search_inputs.namespace)
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
         namespace = "" if is_common else search_inputs.namespace
-        key = (search_inputs.key, namespace, search_inputs.own.own, repr(request.constraints), shapes)
-        return await self._options.get(
-            key, lambda: self.answers.advisor.run_in_thread(list_job_options, request, pools)
+        one_step, steps = separate_length(request)
+        key = (repr(one_step), namespace, search_inputs.own.own, shapes)
+        options = await self._options.get(
+            key, lambda: self.answers.advisor.run_in_thread(list_job_options, one_step, pools)
         )
+        return scale_options(options, steps)
 
 
 _PLACED = (patches.PLACED, patches.QUEUED)

@@ -193,7 +193,7 @@ def list_job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATC
         *(item for item in _select_batches(_list_batches_in_range(request), most_batches) if item != own.global_batch),
     )
     return tuple(
-        replace(own, precision=precision, global_batch=batch, steps=_count_run_steps(request, batch))
+        replace(own, precision=precision, global_batch=batch, steps=count_run_steps(request, batch))
         for precision in precisions
         if pool.gpu.supports(precision) and has_attention_kernels(own, pool.gpu)
         for batch in batches
@@ -225,7 +225,7 @@ def _select_batches(sizes: list[int], limit: int) -> list[int]:
     return sorted([sizes[0], sizes[-1], *inner][:limit])
 
 
-def _count_run_steps(request: Request, batch: int) -> int | None:
+def count_run_steps(request: Request, batch: int) -> int | None:
     """Return how many steps of `batch` samples complete the run. If the job's length is unknown, return None."""
     own = request.workload
     if request.tokens is not None:

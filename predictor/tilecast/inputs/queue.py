@@ -22,7 +22,7 @@ from tilecast.jobs.candidates import build_job_request as narrowed
 from tilecast.jobs.candidates import find_candidates
 from tilecast.jobs.quantities import count_pod_gpus
 from tilecast.nodes import PublishedDevice
-from tilecast.planner.options import list_job_options
+from tilecast.planner.options import list_job_options, scale_options, separate_length
 from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob, mark_as_running
 from tilecast.spec import SpecError
 
@@ -254,14 +254,15 @@ class JobQueueReader:
         )
 
     def _price_options(self, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
-        key = repr((replace(request, name="", baseline=None), [(pool.name, pool.max_gpus) for pool in pools]))
+        one_step, steps = separate_length(request)
+        key = repr((one_step, [(pool.name, pool.max_gpus) for pool in pools]))
         if key not in self._priced:
-            self._priced[key] = list_job_options(request, pools)
+            self._priced[key] = list_job_options(one_step, pools)
         if not self._priced[key]:
             refused = advise(request, pools).rejections
             problem = "; ".join(f"{item.pool}: {item.message}" for item in refused) or "no pool has a plan for it"
             raise SpecError("no pool can run it", problem, refused[0].remedy if refused else "see `tilecast advise`")
-        return self._priced[key]
+        return scale_options(self._priced[key], steps)
 
     def _seconds_until(self, time: object) -> float:
         """Return the seconds from now to an ISO 8601 time in the past, as a negative number.

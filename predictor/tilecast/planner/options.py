@@ -9,6 +9,7 @@ import numpy as np
 
 from tilecast.advice import Constraints, Offer, Request
 from tilecast.advice.choose import choose_plan, keep_sensible_plans
+from tilecast.advice.enumeration import count_run_steps
 from tilecast.advice.pricing import CandidatePlans, find_candidates
 from tilecast.hardware import Pool
 from tilecast.planner.problem import JobOption, PoolCapacity
@@ -46,6 +47,34 @@ def list_job_options(request: Request, pools: Sequence[Pool], remaining_fraction
         if not (request.constraints.allowed_pools and pool.name not in request.constraints.allowed_pools)
         if request.constraints.allow_sharing or not pool.gpu.mig
         for offer in _list_offers_by_gpus(asked, pool)
+    )
+
+
+def separate_length(request: Request) -> tuple[Request, int]:
+    """Return a job that has the options of this one for a single step, and the number of this job's steps.
+
+    Name, objective, deadline, budget and baseline, which options do not depend on, are left out. So jobs that differ
+    only in these or in length share options, which `scale_options` multiplies. A job with a range of batch sizes or
+    without a length keeps its length, and the number is 1.
+    """
+    asked = replace(request, name="", objective="time", deadline_s=None, budget=None, baseline=None)
+    steps = None if request.batches else count_run_steps(request, request.workload.global_batch)
+    if steps is None:
+        return asked, 1
+    return replace(asked, tokens=None, workload=replace(request.workload, steps=1)), steps
+
+
+def scale_options(options: Sequence[JobOption], steps: int) -> tuple[JobOption, ...]:
+    """Return options of a run that is `steps` times as long."""
+    return tuple(
+        replace(
+            item,
+            seconds=item.seconds * steps,
+            lower_s=item.lower_s * steps,
+            upper_s=item.upper_s * steps,
+            cost=None if item.cost is None else item.cost * steps,
+        )
+        for item in options
     )
 
 
