@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast import memory, step, zoo
+from tilecast import memory, search, step, zoo
 from tilecast.api.training_job import TrainingJobSpec, to_request
+from tilecast.cli import main
 from tilecast.graph import Graph, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.render.launch import LAUNCHERS, LaunchSetting, write_launch
-from tilecast.spec import LOSSES, Plan, Plans, SpecError, Workload
+from tilecast.spec import LOSSES, PREFERENCE_FRAMEWORKS, Plan, Plans, SpecError, Workload
 from tilecast.step import blocks, weights
 from tilecast.zoo import preferences
 from tilecast.zoo.modules import is_repeated_in_full
@@ -202,6 +203,8 @@ def test_a_spec_states_the_loss(loss: str) -> None:
         ({"training": {"loss": "orpo", "precomputedReference": True}}, "only the losses dpo, ipo and kto have"),
         ({"training": {"loss": "kto", "microBatchSize": 1}}, "microBatchSize is 1"),
         ({"training": {"pipelineSchedule": "1f1b"}}, "not priced in a pipeline"),
+        ({"training": {"fusedLoss": True}}, "fusedLoss: is of the model's own loss"),
+        ({"training": {"lossChunks": 4}}, "lossChunks: is of the model's own loss"),
         ({"training": {"loss": "grpo"}}, "dpo"),
         ({"workload": "inference"}, "dpo trains, and the workload is inference"),
     ],
@@ -210,6 +213,36 @@ def test_losses_that_nobody_prices_are_refused(changes: dict[str, Any], message:
     spec = {**SPEC, **changes, "training": {**SPEC["training"], **changes.get("training", {})}}
     with pytest.raises((SpecError, ValueError), match=message):
         to_request("job", TrainingJobSpec.model_validate(spec))
+
+
+@pytest.mark.parametrize("framework", [None, "deepspeed"])
+def test_no_plan_of_a_loss_has_a_pipeline(framework: Any) -> None:
+    job = replace(LLAMA, loss="dpo", framework=framework)
+    own = search.enumerate_plans(replace(job, loss=None), POOL)
+    plans = search.enumerate_plans(job, POOL)
+    assert own.pipeline.max() > 1 and plans.pipeline.max() == 1 and len(plans)
+    able = [search.find_framework_features(name) for name in PREFERENCE_FRAMEWORKS]
+    assert np.any([one.executes(plans) for one in able], axis=0).all()
+
+
+def test_answers_of_kto_are_in_micro_batches_of_several() -> None:
+    plans = search.enumerate_plans(replace(LLAMA, loss="kto"), POOL)
+    assert len(plans) and plans.micro_batch.min() == 2
+    assert search.enumerate_plans(replace(LLAMA, loss="dpo"), POOL).micro_batch.min() == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--loss", "dpo", "--plan", "pp=2", "--framework", "deepspeed"], "pp=2 is a pipeline"),
+        (["--loss", "kto", "--plan", "mb=1"], "loss kto compares the answers of one micro-batch, and none has 2"),
+        (["--loss", "dpo", "--precision", "fp8", "--framework", "deepspeed"], "deepspeed has no fp8"),
+    ],
+)
+def test_pinned_plans_of_a_loss_that_nobody_prices_are_refused(settings: list[str], message: str, capsys: Any) -> None:
+    words = ["llama-3.2-1b", "--seq", "1024", "--batch", "16", "--gpus", "h100-sxm:8", *settings]
+    assert main(["advise", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -257,6 +290,15 @@ def read(text: str, folder: Path) -> Workload:
     assert job.launch.unknown == ()
     assert any("Log-probabilities" in note for note in job.launch.notes) == (job.request().workload.loss is not None)
     return job.request().workload
+
+
+def test_a_lenient_reading_of_a_loss_leaves_a_fused_one_out(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"{AXOLOTL}rl: dpo\ncut_cross_entropy: true\n")
+    options = JobOptions(str(tmp_path / "job.yaml"), gpus=8, lenient=True)
+    workload = read_job(options).request().workload
+    assert (workload.loss, workload.fused_loss) == ("dpo", False)
+    with pytest.raises(SpecError, match="a fused loss is not priced for the loss dpo"):
+        read_job(replace(options, lenient=False)).request()
 
 
 @pytest.mark.parametrize(

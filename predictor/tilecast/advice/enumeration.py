@@ -277,6 +277,10 @@ def enumerate_partial_plan(workload: Workload, gpus: int, partial_plan: PartialP
         problem = f"{partial_plan.schedule} with pp={pipeline} needs {rounds * pipeline} micro-batches, not {repeats}"
         require(repeats >= rounds * pipeline, field, problem, "lower mb or pp, or leave the schedule out")
     micros = [micro] if micro is not None else [b for b in search.divisors(share) if b & (b - 1) == 0 or b == share]
+    if workload.loss == "kto":
+        micros = [size for size in micros if size > 1]
+        problem = "loss kto compares the answers of one micro-batch, and none has 2"
+        require(bool(micros), field, problem, "raise mb or lower dp")
     checkpointing = partial_plan.checkpointing or workload.checkpointing
     if checkpointing:
         zoo.refuse_useless_recomputation(workload.model, checkpointing, field)
@@ -387,6 +391,8 @@ def _require_divisible(workload: Workload, data: int, partial_plan: PartialPlan,
         pieces = len(parse_layout(workload.pipeline_layout).pieces)
         problem = f"pp={pipeline} with vp={virtual} has other than the {pieces} stages of training.pipelineLayout"
         require(pipeline * virtual == pieces, field, problem, f"let pp times vp be {pieces}")
+    problem = f"pp={pipeline} is a pipeline, in which training.loss {workload.loss} is not priced"
+    require(pipeline == 1 or workload.loss is None, field, problem, "leave pp out, or leave training.loss out")
     problem = f"pp={pipeline} leaves stages of {model.name} without a layer"
     require(pipeline == 1 or search.has_full_stages(workload, pipeline), field, problem, "lower it")
     problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"

@@ -461,6 +461,10 @@ def _check_loss(spec: TrainingJobSpec, workload: Workload) -> None:
         raise SpecError(
             field, f"{loss} is not priced in a pipeline", f"leave pipelineSchedule and -Layout, or {remedy}"
         )
+    for name, is_set in (("fusedLoss", workload.fused_loss), ("lossChunks", workload.loss_chunks > 1)):
+        if is_set:
+            problem = f"is of the model's own loss, and not priced for the loss {loss}"
+            raise SpecError(f"spec.training.{name}", problem, f"leave it out, or {remedy}")
 
 
 def _check_adapters(training: Training, workload: Workload) -> None:

@@ -121,6 +121,7 @@ def read_recipe(
     training |= _read_adapters(ranked, name, rank, training)
     if loss := _read_loss(ranked, name, training, micro):
         training["loss"] = loss
+        training.pop("fusedLoss", None)
         notes.append(f"Log-probabilities of the loss {loss} are priced as the framework's own loss on all tokens.")
     if ranked.stated("relora"):
         if training.get("loraRank"):

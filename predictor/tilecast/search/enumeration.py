@@ -33,6 +33,7 @@ from tilecast.recomputation import Checkpointing, encode_modules, is_module_set,
 from tilecast.search.engines import FRAMEWORKS, FrameworkFeatures, Mask, find_framework_features
 from tilecast.spec import (
     PIPELINE_SCHEDULES,
+    PREFERENCE_FRAMEWORKS,
     SCHEDULE_CODES,
     DistinctRows,
     Ints,
@@ -109,7 +110,7 @@ _Table: TypeAlias = dict[str, Ints]
 _DECIDING = (
     *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
     *("offloaded_activations", "gradient_sync", "bucket_mib", "pipeline_layout", "expert_dispatch", "expert_overlap"),
-    *("shard_degree", "frozen_bits", "expert_capacity"),
+    *("shard_degree", "frozen_bits", "expert_capacity", "loss"),
 )
 """Workload fields on which `_enumerate_combinations` depends, besides recomputation and virtual stages."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
@@ -374,6 +375,8 @@ def _add_batches(workload: Workload, splits: _Table) -> _Table:
     share = batch // splits["data"][:, None]
     micro = np.array([workload.micro_batch] if workload.micro_batch else divisors(batch), np.int64)
     keep = share % micro == 0
+    if workload.loss == "kto":
+        keep &= micro > 1  # its answers are compared within a micro-batch
     if workload.micro_batch is None:
         keep &= (share // micro >= splits["pipeline"][:, None]) | (micro == 1)
         keep &= (micro * workload.sequence_length <= MAX_MICRO_TOKENS) | (micro == 1)
@@ -485,6 +488,8 @@ def _enumerate_combinations(workload: Workload) -> tuple[_Table, Mask]:
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
     allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
     allowed &= (table.schedule == 0) | (table.pipeline > 1)
+    if workload.loss is not None:
+        allowed &= table.pipeline == 1
     if workload.offload == "parameters":
         allowed &= table.pipeline == 1
     else:
@@ -578,7 +583,7 @@ def can_use_hybrid_sharding(data: Ints, zero_stage: Ints) -> Mask:
 
 
 def find_frameworks(workload: Workload) -> list[FrameworkFeatures]:
-    """Return the frameworks that support a workload's precision, offloading, hybrid sharding and recomputation.
+    """Return the frameworks that support a workload's loss, precision, offloading, hybrid sharding and recomputation.
 
     If the workload names a framework, return only that framework.
 
@@ -588,6 +593,12 @@ def find_frameworks(workload: Workload) -> list[FrameworkFeatures]:
     candidates = (
         list(FRAMEWORKS.values()) if workload.framework is None else [find_framework_features(workload.framework)]
     )
+    if workload.loss is not None:
+        priced = [find_framework_features(name) for name in PREFERENCE_FRAMEWORKS]
+        candidates = [one for one in candidates if one in priced]
+        if not candidates:
+            problem = f"{workload.framework} trains on no preferences"
+            raise SpecError("training.loss", problem, f"leave it out, or use one of {', '.join(PREFERENCE_FRAMEWORKS)}")
     for field, value, names in (
         ("training.precision", workload.precision, "precisions"),
         ("training.offload", workload.offload, "offload"),

@@ -29,7 +29,7 @@ from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool, find_gpu, list_gpu_names
 from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, PlanLimits
-from tilecast.spec import PartialPlan, Plans, Workload
+from tilecast.spec import PREFERENCE_FRAMEWORKS, PartialPlan, Plans, Workload
 
 MAX_COUNTS = 3
 """Most GPU counts, the largest first, on which a changed job is tried."""
@@ -284,7 +284,7 @@ def _suggest_memory_savings(request: Request, candidates: CandidatePlans, reject
     if workload.gradient_sync == "parameterServer":
         yield Change("training.gradientSync", "allReduce", "fits", "gradients summed by replicas, which may shard them")
     yield from _suggest_smaller_plans(request, pool, rejection)
-    if workload.model.vocab and workload.training and not workload.fused_loss:
+    if workload.model.vocab and workload.training and not workload.fused_loss and workload.loss is None:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
     if request.constraints.gpus is None and pool.is_partial_node:
         for gpus in list_pool_sizes(pool)[1:]:
@@ -358,6 +358,7 @@ def _suggest_frameworks(request: Request) -> Iterator[Change]:
             continue
         runs = workload.precision in abilities.precisions and workload.offload in abilities.offload
         cells = FRAMEWORKS[name]
+        runs = runs and (workload.loss is None or name in PREFERENCE_FRAMEWORKS)
         runs = runs and workload.pipeline_schedule in (None, *cells.schedules)
         runs = runs and (workload.pipeline_layout is None or cells.states_layouts)
         runs = runs and _can_split_stages(replace(workload, framework=name), request.plan)
