@@ -139,7 +139,20 @@ def test_a_config_map_may_hold_the_model() -> None:
     assert model["huggingFace"]["config"]["hidden_size"] == 64
 
 
+def test_litgpt_starts_the_processes_of_its_devices() -> None:
+    command = "pip install litgpt && litgpt finetune_lora meta-llama/Llama-3.1-8B --devices"
+    read = read_manifest(batch_job(bash(f"{command} 8")))
+    assert read_facts(read) == (LLAMA, 16, "bf16", "dp=8,zero=3,mb=1,ac=full", 8)
+    assert read.training["loraRank"] == 8
+
+
 REFUSED = {
+    "LitGPT on one GPU": (batch_job(bash("litgpt finetune meta-llama/Llama-3.1-8B")), "give --devices 8"),
+    "LitGPT in two pods": (
+        batch_job(bash("litgpt finetune meta-llama/Llama-3.1-8B --devices=8"), 2),
+        "give --num_nodes 2",
+    ),
+    "LitGPT by a file": (batch_job(bash("litgpt finetune --config a.yaml")), "states no --devices"),
     "no GPU": (batch_job(bash(f"torchrun --nproc-per-node 8 {TRAINER}", gpus=0)), "no pod asks for a GPU"),
     "no command": (batch_job(pod()), "has no command"),
     "another script": (batch_job(bash("torchrun --nproc-per-node 8 mnist.py")), "no training script that is known"),

@@ -64,6 +64,11 @@ def test_the_first_screen_has_jobs_totals_and_who_pays(capsys: pytest.CaptureFix
     assert "A plan in Kueue's order is at most" in out
 
 
+def test_one_job_and_one_node_are_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, written(tmp_path, training_job("one")), "--gpus", "t4:1", "--what-if", "t4:+1")
+    assert out.startswith("1 job on ") and "\n1 job planned, " in out and "With +1 node of t4: " in out
+
+
 @pytest.mark.slow
 def test_a_late_job_is_named_with_what_would_help_and_both_orders_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1224,6 +1224,28 @@ def test_a_change_of_the_zero_stage_has_the_name_of_the_launchers_option(said: s
     assert readers.list_changes(reading, before, replace(before, zero_stage=2)) == [change]
 
 
+@pytest.mark.parametrize(
+    ("stated", "change"),
+    [("", "add --gradient_checkpointing false"), (" --gradient_checkpointing true", None)],
+)
+def test_a_default_that_is_on_is_switched_off_and_not_removed(stated: str, change: str | None) -> None:
+    words = f"accelerate launch --num_processes 8 sft.py --per_device_train_batch_size 2{stated}".split()
+    reading = readers.read_words(words, has_model=True)
+    before = Plan(data=8, micro_batch=2, checkpointing="full")
+    changes = readers.list_changes(reading, before, replace(before, checkpointing="none"))
+    assert changes == [change or "--gradient_checkpointing true -> false"]
+
+
+def test_changes_of_litgpt_name_no_options_of_lightning() -> None:
+    command = "litgpt finetune_lora meta-llama/Meta-Llama-3-8B --devices 4 --train.micro_batch_size 2"
+    reading = readers.read_words(command.split())
+    before = Plan(data=4, micro_batch=2, zero_stage=3, gradient_accumulation=2, checkpointing="full")
+    after = Plan(data=4, micro_batch=4, zero_stage=2, gradient_accumulation=1)
+    assert sorted(readers.list_changes(reading, before, after)) == [
+        "--train.micro_batch_size 2 -> 4", "checkpointing full -> none", "zero stage 3 -> 2",
+    ]  # fmt: skip
+
+
 def test_where_processes_meet_is_never_a_complaint() -> None:
     """`--master_port` whose value the shell computes once was "not known" among a script's own options."""
     meeting = "--master_port $MASTER_PORT --master-addr $MASTER_ADDR --node_rank $SLURM_NODEID --rdzv_id 7"

@@ -463,6 +463,64 @@ def test_commands_of_lightning_and_litgpt_name_a_configuration(
     assert second.training["loraRank"] == 32 and second.training["quantization"] == "nf4"
 
 
+LLAMA_3 = "meta-llama/Meta-Llama-3-8B"
+
+
+@pytest.mark.parametrize(
+    ("command", "plan", "training"),
+    [
+        (
+            f"finetune_lora {LLAMA_3} --devices 4 --train.global_batch_size 64 --train.micro_batch_size 2"
+            " --precision bf16-true", "dp=4,zero=3,mb=2,ac=full", (64, 8, None, "pure"),
+        ),
+        (f"finetune {LLAMA_3} --lora_r 32", "dp=1,mb=1", (16, 32, None, "autocast")),
+        (f"finetune_full {LLAMA_3} --devices 2 --num_nodes 2", "dp=4,zero=3,mb=1,ac=full", (16, None, None, "sharded")),
+        (f"finetune_qlora {LLAMA_3}", "dp=1,mb=1", (16, 8, "nf4", "pure")),
+        (f"finetune qlora --checkpoint_dir {LLAMA_3}", "dp=1,mb=1", (16, 8, "nf4", "pure")),
+        (f"pretrain {LLAMA_3} --devices 8", "dp=8,zero=3,mb=4", (512, None, None, "sharded")),
+    ],
+)  # fmt: skip
+def test_commands_of_litgpt_are_read_with_the_defaults_of_their_subcommand(
+    command: str, plan: str, training: tuple[object, ...]
+) -> None:
+    found = readers.read_words(["litgpt", *command.split()])
+    assert (found.framework, found.model_name, found.plan_text()) == ("litgpt", LLAMA_3, plan)
+    assert found.unknown == () and found.unpriced == {}
+    assert training == tuple(
+        found.training.get(key) for key in ("globalBatchSize", "loraRank", "quantization", "weights")
+    )
+
+
+def test_pretraining_of_litgpt_shards_within_nodes() -> None:
+    found = readers.read_words(["litgpt", "pretrain", LLAMA_3, "--devices", "8", "--num_nodes", "2"])
+    assert found.plan_text() == "dp=16,zero=3,mb=4" and found.training["shardDegree"] == 8
+
+
+def test_a_file_of_litgpt_beats_the_defaults_of_the_subcommand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "b.yaml", LITGPT.replace("lora_r: 32", "").replace("quantize: bnb.nf4", ""))
+    monkeypatch.chdir(tmp_path)
+    found = readers.read_words(["litgpt", "finetune_lora", "--config", "b.yaml", "--devices", "2"])
+    assert (found.training["loraRank"], found.training["globalBatchSize"], found.gpus) == (8, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (f"litgpt finetune_adapter {LLAMA_3}", "LitGPT's adapter is not priced; give lora, qlora, full or pretrain"),
+        ("tune run full_finetune_distributed --config llama2/13B_full", "tune cp llama2/13B_full recipe.yaml"),
+    ],
+)
+def test_what_is_not_read_names_the_remedy(command: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        readers.read_words(command.split())
+
+
+def test_a_script_of_an_unknown_program_names_the_program() -> None:
+    script = "export NPROC_PER_NODE=8\nCUDA_VISIBLE_DEVICES=0 swift sft --model a --dataset b --lora_rank 8\n"
+    with pytest.raises(SpecError, match="holds no launch line: 'swift sft' is no training program that is known"):
+        readers.read_words([script])
+
+
 def read_body(body: str, before: str = "") -> dict[str, tuple[object, ...]]:
     """Return the settings of a function of these lines."""
 

@@ -32,7 +32,12 @@ def list_changes(reading: LaunchReading, before: Plan, after: Plan) -> list[str]
             continue
         option, entry = _find_option(table, reading, target, new)
         if entry is not None:
-            changes.append(_format_change(option, entry, old, new, reading.origins.get(target) is not None))
+            is_written = reading.origins.get(target) is not None
+            if "is" in entry and new == entry.get("else") and table.defaults.get(target) == entry["is"]:
+                # Without the option, the launcher's default stays on.
+                changes.append(f"{option} true -> false" if is_written else f"add {option} false")
+                continue
+            changes.append(_format_change(option, entry, old, new, is_written))
         elif name == "expert_tensor" and after.expert_tensor == after.tensor:
             continue
         elif name == "zero_stage" and (change := _format_shards(reading, old, new)):
@@ -49,7 +54,7 @@ _SHARDS = (None, None, ("shard_grad_op", "hybrid_shard_zero2", "false"), ("full_
 def _format_shards(reading: LaunchReading, old: object, new: object) -> str:
     """Return the change of FSDP's own option that goes from one ZeRO stage to another, or "" for other engines."""
     before, after = (_SHARDS[stage] if isinstance(stage, int) else None for stage in (old, new))
-    if find_engine(reading.framework) != "fsdp2" or before is None or after is None:
+    if reading.framework == "litgpt" or find_engine(reading.framework) != "fsdp2" or before is None or after is None:
         return ""
     if (config := reading.origins.get("fsdp_config")) is not None:
         return f"reshard_after_forward {before[2]} -> {after[2]} in {config}"
@@ -69,8 +74,11 @@ def _find_option(
     """Return the option that sets a target, and its entry in the table of options.
 
     An option that the user wrote is preferred. Among flags that the user did not write, the one with the new value is
-    preferred. If no option sets the target, return ("", None).
+    preferred, or else one that is switched off for it. If no option sets the target, return ("", None). LitGPT sets
+    its strategy in its own code, and the micro-batch alone by an option.
     """
+    if reading.framework == "litgpt" and target != "plan.micro_batch":
+        return "", None
     if (origin := reading.origins.get(target)) is not None:
         tables = (table, *map(OptionTable.read, _BESIDE))
         return origin, next((one.options[key] for one in tables if (key := one.find_key(origin)) in one.options), None)
@@ -80,7 +88,8 @@ def _find_option(
         if entry["to"] == target and not entry.get("weak")
     ]
     exact = [(option, entry) for option, entry in found if "is" in entry and entry["is"] == new]
-    return (exact or found)[0] if found else ("", None)
+    off = [(option, entry) for option, entry in found if "is" in entry and entry.get("else") == new]
+    return (exact or off[-1:] or found)[0] if found else ("", None)
 
 
 def _format_change(option: str, entry: Mapping[str, Any], old: object, new: object, is_written: bool) -> str:

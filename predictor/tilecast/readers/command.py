@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.readers.shell import Script
@@ -50,7 +50,15 @@ _TRAINERS: Mapping[str, Sequence[str]] = {
     "axolotl": ("train",),
     "llamafactory-cli": ("train",),
     "tune": ("run",),
-    "litgpt": ("pretrain", "finetune", "finetune_full", "finetune_lora"),
+    "litgpt": (
+        "pretrain",
+        "finetune",
+        "finetune_full",
+        "finetune_lora",
+        "finetune_qlora",
+        "finetune_adapter",
+        "finetune_adapter_v2",
+    ),
     "trl": ("sft", "dpo", "kto", "reward", "grpo"),
 }
 """Programs that start training themselves, and the subcommands that do."""
@@ -74,13 +82,28 @@ def find_launch(script: Script) -> LaunchLine:
     found = [line for words in script.commands if (line := read_command(words, script.name)) is not None]
     launched = [line for line in found if line.launcher] or found
     if not launched:
-        raise SpecError(script.name or "script", "holds no launch line", "give the command itself behind --")
+        strange = _find_unknown_program(script)
+        problem = f"holds no launch line{f': {strange!r} is no training program that is known' if strange else ''}"
+        raise SpecError(script.name or "script", problem, "give the command itself behind --")
     if any(line != launched[0] for line in launched[1:]):
         names = [*dict.fromkeys(line.program[:60] for line in launched)]
         programs = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         problem = f"launches {len(launched)} jobs ({programs})"
         raise SpecError(script.name or "script", problem, "give one of the commands behind --")
     return add_allocation_counts(launched[0], script.batch, script.name)
+
+
+_OPTIONS_OF_A_TRAINER = 3
+"""Options from which a command of an unknown program looks like training."""
+
+
+def _find_unknown_program(script: Script) -> str:
+    """Return the program and subcommand of the command with the most options, or "" if no command has several."""
+    counts = [sum(word.startswith("--") for word in words) for words in script.commands]
+    if not counts or max(counts) < _OPTIONS_OF_A_TRAINER:
+        return ""
+    words = [word for word in script.commands[counts.index(max(counts))] if "=" not in word or word[:1] == "-"]
+    return " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))[:60]
 
 
 def add_device_count(line: LaunchLine, script: Script | None, words: Sequence[str]) -> LaunchLine:

@@ -94,6 +94,7 @@ def read_recipe(
     gpus = ranked.stated("world.gpus") or gpus
     if (devices := ranked.stated("world.devices")) and int(devices) > 0:
         gpus = int(devices) * _read_degree(ranked, "world.nodes", where)
+        gpus_per_node = gpus_per_node or (int(devices) if _is_litgpt(ranked) else None)
     notes = _add_files(ranked, read_text, where)
     is_bare = any(spell_option(one.option) == "deepspeed" and not one.values for one in settings)
     if is_bare and not ranked.stated("deepspeed"):
@@ -140,6 +141,8 @@ def read_recipe(
             reason = "weights on the host beside an optimizer on the GPU are not priced"
             ranked.facts[0].unpriced.setdefault(option, reason)
     mode = ranked.get("plan.checkpointing", "none")
+    if framework == "litgpt" and zero == 3:
+        mode = _read_litgpt_recomputation(ranked, gpus, gpus_per_node)
     if name == "torchtune" and ranked.stated("wrapped"):
         mode, count = _wrapped_layers(ranked, mode, where)
         training |= drop_none({"recomputeLayers": count})
@@ -557,7 +560,21 @@ def _read_sharding(ranked: PrioritizedFacts, name: str, data: int | None) -> tup
 
 def _is_litgpt(ranked: PrioritizedFacts) -> bool:
     """Return whether a Lightning configuration belongs to LitGPT."""
-    return any(option.startswith("train.") for option in ranked.facts[0].origins.values())
+    return any(spell_option(option).startswith("train.") for one in ranked.facts for option in one.origins.values())
+
+
+def _read_litgpt_recomputation(ranked: PrioritizedFacts, gpus: int | None, gpus_per_node: int | None) -> str:
+    """Return the recomputation of LitGPT on several GPUs: fine-tuning recomputes all blocks, pretraining none.
+
+    Pretraining shards weights within nodes alone (litgpt/pretrain.py: HYBRID_SHARD).
+    """
+    is_pretraining = spell_option(ranked.find_option("model.name", "checkpoint-dir")) == "model-name"
+    if is_pretraining and gpus and gpus_per_node and gpus > gpus_per_node:
+        ranked.facts[0].values.setdefault("hybrid", True)
+    if not is_pretraining and ranked.stated("quantized"):
+        option = ranked.find_option("quantized", "quantize")
+        ranked.facts[0].unpriced.setdefault(option, "LitGPT quantizes weights on one GPU alone")
+    return "none" if is_pretraining else "full"
 
 
 def _read_precision(ranked: PrioritizedFacts, name: str, is_sharded: bool) -> tuple[str, str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -435,7 +435,9 @@ def _read_facts(kind: str, name: str, values: Mapping[str, Any]) -> Facts:
 
 
 def _read_launcher_facts(line: LaunchLine | None, folder: Files) -> list[Facts]:
-    """Return the facts in the options and the configuration file of `accelerate launch`, or [] for other launchers."""
+    """Return the facts of `accelerate launch`, or the defaults of LitGPT's subcommand, or []."""
+    if line is not None and line.program.startswith("litgpt "):
+        return [_read_litgpt(line.program, line.arguments, "").defaults]
     if line is None or line.launcher != "accelerate":
         return []
     settings = [Setting(f"--{key}", (value,) if value else ()) for key, value in line.options.items()]
@@ -512,6 +514,9 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     )
     table = _find_table(line, options)
     method = ["--trl_method", _find_trl_method(line.program, where)] if table == "trl" else []
+    litgpt = _read_litgpt(line.program, words, where) if line.program.startswith("litgpt ") else None
+    if litgpt is not None:
+        words = litgpt.words
     paths = [word for word in words if word.endswith(_CONFIGURATIONS) and word[0] != "-" and "=" not in word]
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         settings = OptionTable.read("megatron").split_words(words)
@@ -532,7 +537,7 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
         over = [*(word for word in words if word not in (path, "--config")), *method]
         # MaxText's base.yml holds its defaults, which the table has.
         is_default = table == "maxtext" and path.rpartition("/")[2] == "base.yml" and not _can_read(folder, path)
-        text = "run_name: ''" if is_default else folder.read(path)
+        text = "run_name: ''" if is_default else _read_recipe_text(folder, path, table)
         reading = _read_configurations({path: text}, folder, world, has_model, over, table, line)
     elif table:
         settings = OptionTable.read(table).split_words([*words, *method])
@@ -546,6 +551,46 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
         reason = "learning from preferences or rewards is not priced"
         reading = replace(reading, unpriced={line.program: reason, **reading.unpriced})
     return replace(reading, gpus_per_node=line.gpus_per_node, program=line.program, words=tuple(words))
+
+
+@dataclass(frozen=True, slots=True)
+class _LitGptCommand:
+    """A command of LitGPT: its words with the model as an option, and what its subcommand sets by default."""
+
+    words: Sequence[str]
+    defaults: Facts
+
+
+def _read_litgpt(program: str, words: Sequence[str], where: str) -> _LitGptCommand:
+    """Return a command of LitGPT, whose model may be its first word and whose method is its subcommand.
+
+    Raises:
+        SpecError: the method is not priced.
+    """
+    table = OptionTable.read("lightning")
+    methods: Mapping[str, Mapping[str, Any]] = table.facts["litgpt"]
+    method, rest = program.partition(" ")[2].removeprefix("finetune_"), list(words)
+    if method == "finetune":
+        # Until version 0.4 the method was a word of its own. Since then `finetune` alone is LoRA.
+        method = rest.pop(0) if rest and re.fullmatch(r"(q?lora|full|adapter(_v2)?)", rest[0]) else "lora"
+    if method not in methods:
+        raise SpecError(where or program, f"LitGPT's {method} is not priced", "give lora, qlora, full or pretrain")
+    if rest and not rest[0].startswith("-"):
+        rest[:1] = ["--model_name" if method == "pretrain" else "--checkpoint_dir", rest[0]]
+    defaults = [Setting(option, (value,)) for option, value in methods[method].items()]
+    return _LitGptCommand(rest, table.read_facts(defaults, program))
+
+
+def _read_recipe_text(folder: Files, path: str, table: str) -> str:
+    """Return the text of a recipe.
+
+    Raises:
+        SpecError: it cannot be read. The remedy for a recipe that is only in torchtune's package is to copy it.
+    """
+    if table != "torchtune" or path.endswith(_CONFIGURATIONS) or _can_read(folder, path):
+        return folder.read(path)
+    remedy = f"copy it by 'tune cp {path[:80]} recipe.yaml', and give --config recipe.yaml"
+    raise SpecError(path[:120], "is a recipe inside torchtune's package, which is not read", remedy)
 
 
 _UNSUPERVISED = frozenset((

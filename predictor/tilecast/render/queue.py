@@ -109,8 +109,13 @@ def queue_text(screen: QueueScreen) -> str:
     lines += [line for text in payment_lines(queue_report) for line in wrap_text("", text)]
     lines += [line for text in queue_notes(screen) for line in wrap_text("", text)]
     moved = sum(placed.job.present is not None and placed.job.present[0] != placed.option.pool for placed in order)
-    lines.append(f"{len(order)} jobs planned, {moved} of them elsewhere than now.")
+    lines.append(f"{_count(len(order), 'job')} planned, {moved} of them elsewhere than now.")
     return "\n".join(lines) + "\n"
+
+
+def _count(count: int, noun: str) -> str:
+    """Return a count with its noun, such as "1 job" or "3 jobs"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _sort_by_start(queue_report: QueueReport) -> list[PlannedJob]:
@@ -131,7 +136,7 @@ def queue_headline(queue_report: QueueReport) -> str:
     columns, policy = queue_report.solution.columns, queue_report.solution.policy
     pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in columns.pools)
     order = queue_report.solution.order
-    return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}; order {order}"
+    return f"{_count(len(columns.weight), 'job')} on {pools}; policy {policy.name}: {policy.summary}; order {order}"
 
 
 def _job_cells(queue_report: QueueReport, planned: PlannedJob) -> tuple[str, ...]:
@@ -354,7 +359,9 @@ def node_change_lines(screen: QueueScreen) -> list[str]:
     what_if = screen.what_if
     if what_if is None:
         return []
-    nodes = ", ".join(f"{count:+d} nodes of {name}" for name, count in what_if.nodes.items())
+    nodes = ", ".join(
+        f"{count:+d} {'node' if abs(count) == 1 else 'nodes'} of {name}" for name, count in what_if.nodes.items()
+    )
     if what_if.report is None:
         return [f"With {nodes} nothing can be planned."]
     old, new = screen.report.plan, what_if.report.plan
@@ -366,7 +373,7 @@ def node_change_lines(screen: QueueScreen) -> list[str]:
         parts.append(f"cost {_format_price(screen.report, old.cost)} -> {_format_price(screen.report, new.cost)}")
     parts.append(f"late {old.missed} -> {new.missed}")
     if what_if.jobs:
-        parts.append(f"{what_if.jobs:+d} jobs planned")
+        parts.append(f"{what_if.jobs:+d} {'job' if abs(what_if.jobs) == 1 else 'jobs'} planned")
     return [
         f"With {nodes}: {', '.join(parts)}.",
         *(f"Then {item.job} is left out: {item.problem}." for item in what_if.lost),
