@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tilecast import memory, search, step, zoo
-from tilecast.api.training_job import TrainingJobSpec, to_request
+from tilecast.advice.enumeration import count_run_steps
+from tilecast.api.training_job import TrainingJobSpec, read_request, to_request, training_job_document
 from tilecast.cli import main
 from tilecast.graph import Graph, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -197,7 +198,7 @@ def test_a_spec_states_the_loss(loss: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"preset": "t5-large"}}, "dpo trains language models alone.*family encdec"),
+        ({"model": {"preset": "t5-large"}}, "dpo trains decoders without encoders"),
         ({"training": {"framework": "megatron"}}, "the framework is megatron; use framework ddp"),
         ({"training": {"framework": "deepspeed", "offload": "parameters"}}, "not priced with weights on the host"),
         ({"training": {"loss": "orpo", "precomputedReference": True}}, "only the losses dpo, ipo and kto have"),
@@ -398,3 +399,15 @@ def test_a_file_of_trl_is_read_with_the_command_that_names_its_method(tmp_path: 
     assert (workload.loss, workload.sequence_length) == ("dpo", 512)
     with pytest.raises(SpecError, match="beta: the file does not say which of TRL's methods reads it"):
         read_job(JobOptions("job.yaml", gpus=8))
+
+
+def test_a_run_of_tokens_has_the_steps_of_pairs() -> None:
+    training = {"globalBatchSize": 8, "sequenceLength": 128, "precision": "bf16", "tokens": 2048 * 100, "loss": "dpo"}
+    request = read_request(training_job_document("job", {"model": {"preset": "llama-3.2-1b"}, "training": training}))
+    assert count_run_steps(request, 8) == request.workload.steps == 100
+
+
+def test_shared_experts_that_a_model_lacks_hide_nothing() -> None:
+    training = {"globalBatchSize": 8, "sequenceLength": 128, "precision": "bf16", "expertOverlap": "sharedExpert"}
+    with pytest.raises(SpecError, match="mixtral-8x7b has no shared expert"):
+        read_request(training_job_document("job", {"model": {"preset": "mixtral-8x7b"}, "training": training}))

@@ -448,7 +448,7 @@ def _check_loss(spec: TrainingJobSpec, workload: Workload) -> None:
     if spec.workload != "training":
         raise SpecError(field, f"{loss} trains, and the workload is {spec.workload}", remedy)
     if not zoo.is_trained_on_preferences(workload):
-        problem = f"{loss} trains language models alone, and {workload.model.name} is of family {workload.model.family}"
+        problem = f"{loss} trains decoders without encoders beside them, and {workload.model.name} is none"
         raise SpecError(field, problem, f"{remedy}, or choose a decoder")
     if spec.training.framework not in (None, *PREFERENCE_FRAMEWORKS):
         problem = f"{loss} is priced as TRL and torchtune compute it, and the framework is {spec.training.framework}"
@@ -528,6 +528,8 @@ def _check_experts(training: Training, model: Model) -> None:
             raise SpecError(f"spec.training.{field}", f"{model.name} has no experts", "leave it out")
     if training.expert_overlap == "sharedExpert":
         field = "spec.training.expertOverlap"
+        if not zoo.has_shared_expert(model):
+            raise SpecError(field, f"{model.name} has no shared expert", "leave it out")
         if training.expert_dispatch == "allGather":
             raise SpecError(field, "sharedExpert is not beside expertDispatch: allGather", "use another expertDispatch")
         if "shared_experts" in training.recompute_modules:

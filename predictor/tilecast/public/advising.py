@@ -269,6 +269,8 @@ def _list_launcher_notes(advice: Advice) -> tuple[str, ...]:
         priced = search.price(with_framework(best.workload, framework), plans, best.pool)
         if priced.fits[0]:
             steps[name] = best.step_s * float(priced.step_s[0]) / plain
+    if not steps and (best.workload.loss is not None or best.workload.frozen_parts):
+        return ("No launcher of --launch trains on preferences or freezes parts of a model.",)
     if not steps:
         return ("No framework is stated, and no launcher runs this plan: --launch NAME finds the best plan of one.",)
     texts = (f"{name} ({format_duration(steps[name])})" for name in sorted(steps, key=lambda one: steps[one]))

@@ -373,13 +373,13 @@ def check_launchable(launcher: str, workload: Workload) -> None:
         remedy = "use training.gradientSync allReduce, or leave --launch out"
         raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
     if workload.train_embeddings:
-        text = f"{launcher} is not told here of training.trainEmbeddings"
+        text = f"{launcher} is not written with training.trainEmbeddings"
         raise SpecError("--launch", text, "leave it out, and give your script's LoraConfig modules_to_save")
     if workload.loss is not None:
         remedy = "use TRL, axolotl, LLaMA-Factory or torchtune for it, or leave --launch out"
         raise SpecError("--launch", f"{launcher}'s script trains on no preferences (loss {workload.loss})", remedy)
     if workload.frozen_parts:
-        raise SpecError("--launch", f"{launcher} is not told here of training.frozenParts", "leave --launch out")
+        raise SpecError("--launch", f"{launcher} is not written with training.frozenParts", "leave --launch out")
     if workload.lora_rank and not entry.has_adapters:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 

@@ -148,9 +148,9 @@ def _describe_tower(tower: Model) -> str:
     """Return a note for users on what the tower assumes of a sample, such as the size of its image."""
     match tower.dimensions:
         case Spectrogram(frames=frames):
-            return f"A sample holds one sound of {frames} frames, which its encoder, trained along, hears."
+            return f"A sample holds one sound of {frames} frames, which its encoder hears."
         case Wav2vec2(width_pixels=values):
-            return f"A sample holds one sound of {values} values, which its encoder, trained along, hears."
+            return f"A sample holds one sound of {values} values, which its encoder hears."
         case Vision(image=height, width_pixels=width):
-            return f"A sample holds one image of {height} x {width} pixels, which its encoder, trained along, sees."
+            return f"A sample holds one image of {height} x {width} pixels, which its encoder sees."
     return "The encoder of queries is trained along."
