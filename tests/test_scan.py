@@ -293,3 +293,13 @@ def test_pools_without_prices_save_gpu_hours() -> None:
     (row,) = JobScanner(pools).scan(select_jobs([named(LLAMA, "a")])).rows
     assert row.money_saved is None
     assert row.gpu_hours_saved > 0
+
+
+def test_a_better_plan_that_may_not_fit_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["name"]: row for row in scan_json(capsys, str(EXAMPLES / "scan"))[1]["jobs"]}
+    assert [rows[name]["betterMayNotFit"] for name in ("llama-finetune", "qlora")] == [True, False]
+    main(["scan", str(EXAMPLES / "scan"), *GPUS])
+    out = capsys.readouterr().out
+    assert f"{rows['llama-finetune']['betterPlan']}! " in out
+    assert f"{rows['qlora']['betterPlan']} " in out
+    assert "A plan with ! may not fit into memory" in out

@@ -68,6 +68,8 @@ class ScanRow:
     confidence: str = ""
     """Origin of the job's settings: stated by annotations, or read from its command with high or medium confidence."""
     reason: str = ""
+    is_better_tight: bool = False
+    """Whether the better plan may not fit, because the upper end of its memory range exceeds the GPU's memory."""
     """Why the job could not be read or cannot run."""
 
 
@@ -283,6 +285,7 @@ def _compare_offers(row: ScanRow, now: Offer | None, better: Offer | None, reaso
         better_gpus=better.gpus,
         better_plan=str(better.plan),
         better_step_s=better.step_s,
+        is_better_tight=better.is_tight,
     )
     if now is None:
         return replace(found, outcome="doesNotRun", reason=reason)

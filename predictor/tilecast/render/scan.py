@@ -19,7 +19,7 @@ _KEYS: Mapping[str, str] = {
     "step_s": "stepSeconds", "better_pool": "betterPool", "better_gpus": "betterGpus", "better_plan": "betterPlan",
     "better_step_s": "betterStepSeconds", "gpu_hours_saved": "gpuHoursSavedPerDay",
     "money_saved": "moneySavedPerDay", "currency": "currency", "total_gpu_hours_saved": "gpuHoursSaved",
-    "total_money_saved": "moneySaved", "confidence": "confidence", "reason": "reason",
+    "total_money_saved": "moneySaved", "confidence": "confidence", "reason": "reason", "is_better_tight": "betterMayNotFit",
 }  # fmt: skip
 """Keys in JSON and CSV, by the field of a row."""
 _DIGITS = 6
@@ -89,7 +89,7 @@ def _list_cells(row: Any) -> list[str]:
         row.plan,
         "does not run" if row.step_s is None else format_duration(row.step_s),
         f"{row.better_pool}:{row.better_gpus}" if is_better else word,
-        row.better_plan,
+        f"{row.better_plan}{'!' if row.is_better_tight else ''}",
         format_duration(row.better_step_s) if is_better else "",
         f"{row.gpu_hours_saved:,.1f}" if row.gpu_hours_saved else "",
         "" if row.money_saved is None else f"{row.money_saved:,.0f} {row.currency}",
@@ -123,6 +123,10 @@ def _list_sentences(rows: Sequence[Any]) -> list[str]:
     lines = [counts + (saved if total["better"] else "")]
     if any(row.is_pool_assumed for row in rows):
         lines.append("A job with ? may run on several pools. It is priced on the first one that is large enough.")
+    if any(row.is_better_tight for row in rows):
+        lines.append(
+            "A plan with ! may not fit into memory: `tilecast advise` of the job has one with memory to spare."
+        )
     if total["doesNotRun"]:
         lines.append(f"{total['doesNotRun']} do not run as they are, by the forecast of their memory.")
     if total["notRead"]:
