@@ -19,7 +19,8 @@ _KEYS: Mapping[str, str] = {
     "step_s": "stepSeconds", "better_pool": "betterPool", "better_gpus": "betterGpus", "better_plan": "betterPlan",
     "better_step_s": "betterStepSeconds", "gpu_hours_saved": "gpuHoursSavedPerDay",
     "money_saved": "moneySavedPerDay", "currency": "currency", "total_gpu_hours_saved": "gpuHoursSaved",
-    "total_money_saved": "moneySaved", "confidence": "confidence", "reason": "reason", "is_better_tight": "betterMayNotFit",
+    "total_money_saved": "moneySaved", "confidence": "confidence", "reason": "reason",
+    "is_better_tight": "betterMayNotFit",
 }  # fmt: skip
 """Keys in JSON and CSV, by the field of a row."""
 _DIGITS = 6
