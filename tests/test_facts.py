@@ -147,7 +147,7 @@ DEFINED: Mapping[str, set[str | float]] = {
     "inputs/reading.py": {"_THOUSANDS"},
     "nodes/quantities.py": {"_SUFFIXES"},
     "plan_columns.py": {"PLAN_COLUMNS"},
-    "spec.py": {"ELEMENT_BYTES", "FROZEN_BITS", "STATE_BYTES"},
+    "spec.py": {"ELEMENT_BYTES", "FROZEN_BITS", "PREFERENCE_LOSSES", "STATE_BYTES"},
     # Options of launchers, by their own names.
     "readers/megatron.py": {"_VOCABULARIES"},
     "readers/recipes.py": {"_AXES"},

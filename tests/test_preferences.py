@@ -405,9 +405,3 @@ def test_a_run_of_tokens_has_the_steps_of_pairs() -> None:
     training = {"globalBatchSize": 8, "sequenceLength": 128, "precision": "bf16", "tokens": 2048 * 100, "loss": "dpo"}
     request = read_request(training_job_document("job", {"model": {"preset": "llama-3.2-1b"}, "training": training}))
     assert count_run_steps(request, 8) == request.workload.steps == 100
-
-
-def test_shared_experts_that_a_model_lacks_hide_nothing() -> None:
-    training = {"globalBatchSize": 8, "sequenceLength": 128, "precision": "bf16", "expertOverlap": "sharedExpert"}
-    with pytest.raises(SpecError, match="mixtral-8x7b has no shared expert"):
-        read_request(training_job_document("job", {"model": {"preset": "mixtral-8x7b"}, "training": training}))

@@ -528,8 +528,6 @@ def _check_experts(training: Training, model: Model) -> None:
             raise SpecError(f"spec.training.{field}", f"{model.name} has no experts", "leave it out")
     if training.expert_overlap == "sharedExpert":
         field = "spec.training.expertOverlap"
-        if not zoo.has_shared_expert(model):
-            raise SpecError(field, f"{model.name} has no shared expert", "leave it out")
         if training.expert_dispatch == "allGather":
             raise SpecError(field, "sharedExpert is not beside expertDispatch: allGather", "use another expertDispatch")
         if "shared_experts" in training.recompute_modules:

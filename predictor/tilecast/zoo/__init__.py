@@ -428,11 +428,6 @@ def count_experts(model: Model) -> int:
     return model.dimensions.experts if isinstance(model.dimensions, Transformer) else 0
 
 
-def has_shared_expert(model: Model) -> bool:
-    """Return whether layers of the model have an expert that all tokens pass."""
-    return isinstance(model.dimensions, Transformer) and model.dimensions.shared_ffn_hidden > 0
-
-
 def has_distributed_tables(model: Model) -> bool:
     """Return whether the model's embedding tables are distributed over all ranks."""
     return isinstance(model.dimensions, EmbeddingTables) and model.dimensions.spread_tables
