@@ -18,7 +18,7 @@ faster. The order of rows is fixed, so that equal prices always choose the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
@@ -582,6 +582,14 @@ def can_use_hybrid_sharding(data: Ints, zero_stage: Ints) -> Mask:
     return np.asarray((zero_stage >= 2) | (data == 1))
 
 
+_ABILITIES: Mapping[str, tuple[Callable[[FrameworkFeatures], bool], str]] = {
+    "shardDegree": (lambda one: one.hybrid_shards, "shards over all replicas"),
+    "expertCapacity": (lambda one: one.has_expert_capacity, "has room for what arrives"),
+    "offloadActivations": (lambda one: one.offload_activations != "none", "keeps activations on the GPU"),
+}
+"""Whether a framework supports a field of the training, and what one does that does not."""
+
+
 def find_frameworks(workload: Workload) -> list[FrameworkFeatures]:
     """Return the frameworks that support a workload's loss, precision, offloading, hybrid sharding and recomputation.
 
@@ -620,24 +628,18 @@ def find_frameworks(workload: Workload) -> list[FrameworkFeatures]:
             problem = f"{who} has no {value}" if workload.framework else f"{who} has {value}"
             raise SpecError(field, problem, f"use one of {known}, or another framework")
         candidates = supporting
-    if workload.shard_degree is not None:
-        candidates = [one for one in candidates if one.hybrid_shards]
+    needed = {
+        "shardDegree": workload.shard_degree is not None,
+        "expertCapacity": workload.expert_capacity is not None,
+        "offloadActivations": bool(workload.offloaded_activations),
+    }
+    for field in (field for field, is_needed in needed.items() if is_needed):
+        is_able, lacking = _ABILITIES[field]
+        candidates = [one for one in candidates if is_able(one)]
         if not candidates:
-            problem = f"{workload.framework or 'no framework with the rest of the job'} shards over all replicas"
-            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.hybrid_shards)
-            raise SpecError("training.shardDegree", problem, f"leave it out, or use one of {able}")
-    if workload.expert_capacity is not None:
-        candidates = [one for one in candidates if one.has_expert_capacity]
-        if not candidates:
-            problem = f"{workload.framework or 'no framework with the rest of the job'} has room for what arrives"
-            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.has_expert_capacity)
-            raise SpecError("training.expertCapacity", problem, f"leave it out, or use one of {able}")
-    if workload.offloaded_activations:
-        candidates = [one for one in candidates if one.offload_activations != "none"]
-        if not candidates:
-            problem = f"{workload.framework or 'no framework with the rest of the job'} keeps activations on the GPU"
-            able = ", ".join(name for name, one in FRAMEWORKS.items() if one.offload_activations != "none")
-            raise SpecError("training.offloadActivations", problem, f"leave it out, or use one of {able}")
+            problem = f"{workload.framework or 'no framework with the rest of the job'} {lacking}"
+            able = ", ".join(name for name, one in FRAMEWORKS.items() if is_able(one))
+            raise SpecError(f"training.{field}", problem, f"leave it out, or use one of {able}")
     if workload.recompute_layers is not None:
         candidates = [one for one in candidates if "recomputation" in one.per_layer]
         if not candidates:
