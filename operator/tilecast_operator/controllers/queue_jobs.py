@@ -202,7 +202,7 @@ class QueueJobReader:
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
         namespace = "" if is_common else search_inputs.namespace
         one_step, steps = separate_length(request)
-        key = (repr(one_step), namespace, search_inputs.own.own, shapes)
+        key = (one_step, namespace, search_inputs.own.own, shapes)
         options = await self._options.get(
             key, lambda: self.answers.advisor.run_in_thread(list_job_options, one_step, pools)
         )

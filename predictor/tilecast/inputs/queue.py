@@ -255,7 +255,7 @@ class JobQueueReader:
 
     def _price_options(self, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
         one_step, steps = separate_length(request)
-        key = repr((one_step, [(pool.name, pool.max_gpus) for pool in pools]))
+        key = one_step, tuple((pool.name, pool.max_gpus) for pool in pools)
         if key not in self._priced:
             self._priced[key] = list_job_options(one_step, pools)
         if not self._priced[key]:
