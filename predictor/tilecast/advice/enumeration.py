@@ -229,7 +229,7 @@ def count_run_steps(request: Request, batch: int) -> int | None:
     """Return how many steps of `batch` samples complete the run. If the job's length is unknown, return None."""
     own = request.workload
     if request.tokens is not None:
-        return -(-request.tokens // (batch * own.sequence_length * own.preference.sequences))
+        return -(-request.tokens // replace(own, global_batch=batch).tokens_per_step)
     return None if own.steps is None else -(-own.steps * own.global_batch // batch)
 
 

@@ -47,7 +47,6 @@ from tilecast.spec import (
     FROZEN_PARTS,
     PIPELINE_SCHEDULES,
     PREFERENCE_FRAMEWORKS,
-    PREFERENCE_LOSSES,
     PartialPlan,
     Schedule,
     SpecError,
@@ -383,12 +382,8 @@ _WORKLOAD_FIELDS = {
 def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
     """Return the workload for a spec, its model, and the number of tokens per sample."""
     training, is_training = spec.training, spec.workload == "training"
-    steps = training.steps
-    if training.tokens is not None:
-        sequences = 1 if training.loss is None else PREFERENCE_LOSSES[training.loss].sequences
-        steps = -(-training.tokens // (training.global_batch_size * sequence_length * sequences))
     checkpointing = _read_recomputation(training) if is_training else "none"
-    return Workload(
+    workload = Workload(
         **training.model_dump(include=_WORKLOAD_FIELDS),
         model=model,
         sequence_length=sequence_length,
@@ -403,7 +398,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         input_samples_per_s=training.input_samples_per_second,
         offloaded_activations=(training.offload_activations or 0.0) if is_training else 0.0,
         recompute_layers=training.recompute_layers if is_training else None,
-        steps=steps,
+        steps=training.steps,
         lora_rank=training.lora_rank or 0,
         lora_targets=training.lora_targets or "all",
         dora=training.dora or False,
@@ -413,6 +408,9 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         frozen_parts=tuple(part for part in FROZEN_PARTS if part in training.frozen_parts) if is_training else (),
         frozen_bits=FROZEN_BITS[training.quantization],
     )
+    if training.tokens is None:
+        return workload
+    return replace(workload, steps=-(-training.tokens // workload.tokens_per_step))
 
 
 def _read_recomputation(training: Training) -> Checkpointing:
