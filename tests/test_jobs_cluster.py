@@ -174,13 +174,24 @@ def annotations(document: Mapping[str, Any]) -> dict[str, str]:
 def until(
     cluster: Cluster, kind: str, name: str, holds: Callable[[dict[str, Any]], object], what: str
 ) -> dict[str, Any]:
-    """Return the object once `holds` is true of it."""
+    """Return the object once `holds` is true of it.
+
+    Raises:
+        ClusterError: there was no such object in time; the message ends with the last one and its Workloads.
+    """
+    document: dict[str, Any] = {}
 
     def probe() -> dict[str, Any] | None:
+        nonlocal document
         document = get(cluster, kind, name)
         return document if holds(document) else None
 
-    return wait_for(probe, f"{kind} {name}: {what}", WAIT_S)
+    try:
+        return wait_for(probe, f"{kind} {name}: {what}", WAIT_S)
+    except ClusterError as error:
+        workloads = json.loads(cluster.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "json"))["items"]
+        own = [item for item in workloads if item["metadata"].get("ownerReferences", [{}])[0].get("name") == name]
+        raise ClusterError(f"{error}; {json.dumps([document, *own])}") from None
 
 
 def applied(document: Mapping[str, Any]) -> str | None:
