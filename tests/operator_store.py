@@ -130,8 +130,10 @@ class Store:
             for part in ("labels", "annotations"):
                 result["metadata"][part] = document["metadata"].get(part, {})
         else:
-            others = {k: v for k, v in result["metadata"].get("annotations", {}).items() if k not in ADVICE_KEYS}
-            result["metadata"]["annotations"] = {**others, **document["metadata"].get("annotations", {})}
+            given, before = document["metadata"].get("annotations", {}), result["metadata"].get("annotations", {})
+            dropped = {*ADVICE_KEYS, *self.applied.get(target, ())} - given.keys()
+            result["metadata"]["annotations"] = {k: v for k, v in before.items() if k not in dropped} | given
+            self.applied[target] = set(given)
         return self.put(target, result) if result != self.objects[target] else result
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:

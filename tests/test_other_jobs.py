@@ -321,6 +321,31 @@ async def test_two_operators_let_a_job_go_once() -> None:
         assert set(counted.values()) == {2}, "placed once, let go once"
 
 
+async def test_what_another_operator_said_meanwhile_of_a_job_stays() -> None:
+    store, is_told = JobStore(), False
+
+    def tell(path: str) -> None:
+        """Release the job and record its outcome as the other operator, once its node selection is written."""
+        nonlocal is_told
+        if is_told or path != f"{JOBS}/a" or not store.now()["spec"]["template"]["spec"].get("nodeSelector"):
+            return
+        is_told, job = True, copy.deepcopy(store.now())
+        del job["metadata"]["annotations"][ADMISSION_GATES]
+        said = {POOL: "h100-sxm", APPLIED: "Placed"}
+        job["metadata"]["annotations"] |= said
+        job["spec"]["suspend"] = False
+        store.applied[path] = set(said)
+        store.put(path, job)
+
+    store.before_write = tell
+    async with serving(store) as running:
+        running.cache.put_object(body := store.job("job-gated"))
+        store.workload(body)
+        await until(lambda: is_told and not holds(running, body), "the decision to end")
+        assert store.annotations()[APPLIED] == "Placed" and store.annotations()[POOL] == "h100-sxm"
+        assert store.patches.count(f"{JOBS}/a") == 1, "placed, and let go by the other"
+
+
 async def test_a_job_that_was_let_go_and_suspended_again_is_left_alone() -> None:
     store = JobStore()
     async with serving(store) as running:

@@ -262,14 +262,28 @@ class JobAdvisor:
         )
         return kueue.find_queue(objects, job.namespace, job.queue)
 
-    async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
+    async def annotate(
+        self, key: Key, job: Job, annotations: Mapping[str, str], resource_version: str | None = None
+    ) -> None:
         """Replace Tilecast's annotations on a job. If there is advice, add what was read from the job's command.
 
         Raise the errors of `Writer.apply_fields`.
+
+        Args:
+            key: Key of the job.
+            job: The job as it was seen.
+            annotations: All annotations of Tilecast. Others that an earlier call wrote are removed.
+            resource_version: Resource version that the job must have, or None for any.
         """
         if annotations and job.reading:
             annotations = {**annotations, jobs.READING: job.reading}
-        fields = make_apply_document(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
+        fields = make_apply_document(
+            key,
+            KINDS[key.kind].api_version,
+            uid=job.uid,
+            resource_version=resource_version,
+            annotations=annotations,
+        )
         # The response contains what others wrote at the same time; the event of that write is outdated by now.
         body = await self._context.writer.apply_fields(key, fields)
         if self._context.cache.jobs.get(key) is not None:

@@ -17,7 +17,7 @@ from tilecast.advice import Advice
 from tilecast.api.fields import Document
 from tilecast.jobs import Job, Placement
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.job_advice import JobAdvisor
+from tilecast_operator.controllers.job_advice import JobAdvisor, read_job_leniently
 from tilecast_operator.controllers.kueue_features import KueueDetector
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
@@ -26,6 +26,9 @@ from tilecast_operator.kube.fair_limiter import PermitRequest
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.report.advice import make_advice_annotations
+
+ANNOTATION_TRIES = 5
+"""Number of times that the advice is written to a held job that others change at the same time."""
 
 log = logging.getLogger("tilecast")
 
@@ -125,9 +128,24 @@ class Placer:
             continue
 
     async def _annotate(self, key: Key, job: Job, advice: Advice) -> None:
-        await self._advice.annotate(key, job, make_advice_annotations(advice))
-        self._context.metrics.count_advice(advice, is_changed=False)
-        self._context.answers.record_outcome(key)
+        """Write the advice into annotations of a job, unless another operator has released the job meanwhile.
+
+        That operator may have recorded the outcome, which a write of the advice alone would remove.
+        """
+        for is_last in (*[False] * (ANNOTATION_TRIES - 1), True):
+            seen = self._context.cache.jobs.get(key)
+            if seen is None or seen.uid != job.uid or not read_job_leniently(seen.value).is_held:
+                return
+            try:
+                await self._advice.annotate(key, job, make_advice_annotations(advice), seen.resource_version)
+            except ApiError as error:
+                if error.status != 409 or is_last:
+                    raise
+                self._context.cache.jobs.put_object(await self._context.client.get(make_object_path(key)))
+            else:
+                self._context.metrics.count_advice(advice, is_changed=False)
+                self._context.answers.record_outcome(key)
+                return
 
     async def patch_job(self, key: Key, operations: Sequence[patches.Operation]) -> None:
         """Patch a job. Raise the errors of `write_placement`."""
