@@ -119,7 +119,7 @@ def test_an_operator_whose_memory_is_spent_is_restarted_and_goes_on(pair: ChartR
     first = wait_for(lambda: leader(pair), "a leader", WAIT_S)
     eat = "whole = bytearray(2 << 30); whole[::4096] = b'x' * len(whole[::4096])"
     (pod,) = (item for item in pair.pods() if item["metadata"]["name"] == first)
-    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "768Mi"
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "1Gi"
     with pytest.raises(ClusterError, match="exit code 137"):
         pair.kubectl("exec", first, "--container=operator", "--", "python3", "-c", eat)
     team.apply("after-the-limit")

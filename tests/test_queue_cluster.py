@@ -199,7 +199,8 @@ def test_mean_completion_beats_kueue_alone_and_everybody_is_let_go_once(
     cluster.apply(f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}")
     cluster.apply(granted(helm, *PLACE_VALUES, "queue.enabled=true"))
     path = kubeconfig_of(cluster, "tilecast", NAMESPACE, tmp_path / "kubeconfig.yaml")
-    with Operator(cluster, path, {**PLACING, "TILECAST_QUEUE": "true"}, patience=PATIENCE) as operator:
+    settings = {**PLACING, "TILECAST_QUEUE": "true", "TILECAST_SEARCH_PROCESSES": "1"}
+    with Operator(cluster, path, settings, patience=PATIENCE) as operator:
         create(cluster, *jobs("planned", is_advised=True))
         wait_for(lambda: _is_let_go(cluster), "all to be let go", WAIT_S)
         advice = wait_for(lambda: _planned(cluster), "the QueueAdvice", WAIT_S)
@@ -231,7 +232,13 @@ def test_the_workloads_of_waiting_jobs_say_when_they_start_and_kueue_leaves_that
     values = "jobs.enabled=true", "capacity.readKueue=true", "queue.enabled=true", "queue.estimates=true"
     cluster.apply(granted(helm, *values))
     path = kubeconfig_of(cluster, "tilecast", NAMESPACE, tmp_path / "kubeconfig.yaml")
-    settings = {**PLACING, "TILECAST_PLACE": "false", "TILECAST_QUEUE": "true", "TILECAST_QUEUE_ESTIMATES": "true"}
+    settings = {
+        **PLACING,
+        "TILECAST_PLACE": "false",
+        "TILECAST_QUEUE": "true",
+        "TILECAST_QUEUE_ESTIMATES": "true",
+        "TILECAST_SEARCH_PROCESSES": "1",
+    }
     long = json.dumps({**LARGE, "steps": 1_000_000})
     made = jobs("waits", is_advised=False)[:16]
     for item in made:

@@ -53,6 +53,7 @@ from tilecast_operator.objects.documents import ADVICE_KEYS, COMPONENT, LEASE_AD
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.quarantine import open_quarantine
 from tilecast_operator.objects.tables import Cache
+from tilecast_operator.queue_planner import QueuePlanner
 from tilecast_operator.relay import ReportForwarder
 from tilecast_operator.report_guard import ReportGuard
 from tilecast_operator.search_process import SearchLimits
@@ -129,6 +130,12 @@ class OperatorParts:
         if selector is not None:
             NamespaceShard(context, selector)
         searches = _make_search_runner(settings, search, metrics, journal)
+        self.queue_planner = queue_planner = QueuePlanner(
+            has_process=settings.queue and settings.search_processes > 0,
+            memory_mib=settings.search_memory_mib,
+            restarted=lambda cause: metrics.restarts.labels(cause).inc(),
+        )
+        metrics.search_memory.set_function(lambda: searches.resident_bytes() + queue_planner.resident_bytes())
         self.advisor = advisor = Advisor(
             client,
             searches,
@@ -166,7 +173,7 @@ class OperatorParts:
             queue_jobs = QueueJobReader(context, advice)
             if settings.queue_estimates and settings.jobs and settings.read_kueue:
                 self.estimates = EstimateWriter(context, kueue_check, planned)
-            QueuePlanController(context, capacity, requests, queue_jobs, planned, self.estimates)
+            QueuePlanController(context, capacity, requests, queue_jobs, planned, queue_planner, self.estimates)
         TrainingJobController(
             context,
             job_answers,
@@ -207,6 +214,7 @@ class OperatorParts:
             await self.election.release_lease()
         await self.relay.close()
         self.advisor.stop()
+        self.queue_planner.stop()
         self.journal.close()
 
     def _on_leadership_change(self, is_leading: bool) -> None:
@@ -247,7 +255,6 @@ def _make_search_runner(settings: Settings, search: Advise, metrics: Metrics, jo
         settings.search_budget_s,
         journal,
     )
-    metrics.search_memory.set_function(searches.resident_bytes)
     metrics.running_search.set_function(searches.find_longest_running_s)
     metrics.over_budget.set_function(lambda: len(searches.turns.find_namespaces_over_budget()))
     return searches

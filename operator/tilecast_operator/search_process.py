@@ -69,6 +69,7 @@ class SearchProcess:
         function: The function. Its module is loaded before the first call.
         limits: Limits of each call.
         restarted: Function to call with the cause whenever the process was replaced.
+        niceness: Niceness of the process, which is added to that of the operator.
     """
 
     def __init__(
@@ -76,10 +77,12 @@ class SearchProcess:
         function: Callable[..., Any],
         limits: SearchLimits,
         restarted: Callable[[Cause], None] = lambda cause: None,
+        niceness: int = 0,
     ) -> None:
         self._function = function
         self._limits = limits
         self._restarted = restarted
+        self._niceness = niceness
         self._start()
 
     @property
@@ -128,7 +131,7 @@ class SearchProcess:
         self._is_stopped = self._is_ready = self._is_used = False
         self._pipe, other = context.Pipe()
         self._process = context.Process(
-            target=_serve_calls, args=(other, self._function, self._limits.memory_mib), daemon=True
+            target=_serve_calls, args=(other, self._function, self._limits.memory_mib, self._niceness), daemon=True
         )
         self._process.start()
         other.close()
@@ -176,14 +179,15 @@ class SearchProcess:
         self._process.join()
         self._pipe.close()
         if not self._is_stopped:
-            log.warning("a search %s; its process is replaced", text)
+            log.warning("a call %s; its process is replaced", text)
             self._start()
             self._restarted(cause)
         return SearchInterruptedError(cause, text)
 
 
-def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int) -> None:
+def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int, niceness: int) -> None:
     """Run calls from a pipe until its other end is closed."""
+    os.nice(niceness)
     _prepare_process(memory_mib)
     pipe.send_bytes(b"")
     while True:

@@ -45,7 +45,9 @@ class Settings:
     writers: int = _setting(8, "Requests that write, under way at once.")
     advisors: int = _setting(1, "Threads that search for plans.")
     search_processes: int = _setting(
-        0, "Processes that search in place of the threads; each takes some 165 MB. Searches of threads have no limits."
+        0,
+        "Processes that search in place of the threads; each takes some 165 MB. One more, of 90 MB, plans the queue. "
+        "Searches and plans of threads have no limits.",
     )
     search_s: float = _setting(30.0, "Longest search; a longer one is ended with its process. Needs processes.")
     search_memory_mib: int = _setting(

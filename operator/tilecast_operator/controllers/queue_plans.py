@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from tilecast_operator.kube.documents import make_apply_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, digest_status
+from tilecast_operator.queue_planner import QueuePlanner
 from tilecast_operator.queue_rows import Holdings, PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
 from tilecast_operator.report import queue_advice as report
 
@@ -45,6 +45,7 @@ class QueuePlanController:
         requests: JobRequestIndex,
         queue_jobs: QueueJobReader,
         planned_jobs: QueuePositions,
+        planner: QueuePlanner,
         estimates: EstimateWriter | None,
     ) -> None:
         self._context = context
@@ -52,6 +53,7 @@ class QueuePlanController:
         self._requests = requests
         self._jobs = queue_jobs
         self._planned = planned_jobs
+        self._planner = planner
         self._estimates = estimates
         planned_jobs.on_write = self._schedule_plan
         self._advice_key = Key(queue_advice.KIND, "", context.settings.queue_name)
@@ -122,7 +124,7 @@ class QueuePlanController:
             report.QueuePlanInputs(state, settings.queue_policy, self._find_previous_positions(state.rows)),
             self._context.clock(),
         )
-        plan, positions = await asyncio.to_thread(report.plan_queue, facts, now_s)
+        plan, positions = await self._planner.plan(facts, now_s)
         self._state, self._plan = state, plan
         changed = self._planned.replace_plan(positions)
         if self._estimates is not None:

@@ -196,13 +196,14 @@ class MetricFamilies:
         self.plans = counter("tilecast_plans_evaluated", "Plans that were priced.")
         self.restarts = counter(
             "tilecast_search_process_restarts",
-            "Processes that search and were replaced, by cause: "
+            "Processes that search or plan the queue and were replaced, by cause: "
             "the search took too long or too much memory, or it died.",
             "cause",
             zero=(CAUSES,),
         )
         self.search_memory = gauge(
-            "tilecast_search_process_resident_memory_bytes", "Resident memory of the processes that search."
+            "tilecast_search_process_resident_memory_bytes",
+            "Resident memory of the processes that search or plan the queue.",
         )
         self.running_search = gauge(
             "tilecast_search_running_seconds", "How long the oldest search under way has run; 0 when none does."

@@ -45,6 +45,10 @@ class QueuePolicy:
     unit: Literal["seconds", "price", "ratio"] = "seconds"
     needs_price: bool = False
 
+    def __reduce__(self) -> tuple[Callable[[str], QueuePolicy], tuple[str]]:
+        """Pickle the policy by its name, because its functions cannot be pickled."""
+        return _find_policy, (self.name,)
+
 
 def _completion_score_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     return None, (_completion_fraction(columns, jobs, finish), columns.cost[options])
@@ -113,3 +117,7 @@ POLICIES: dict[str, QueuePolicy] = {
     )
 }  # fmt: skip
 """Policies by their names for `--policy`."""
+
+
+def _find_policy(name: str) -> QueuePolicy:
+    return POLICIES[name]
