@@ -30,7 +30,7 @@ test: lint types
 	@$(BIN)/python tools/checkov.py >/dev/null
 	@$(BIN)/python tools/schedulers.py >/dev/null
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target e2e unit launchers
-	$(BIN)/pytest -m "cluster or image or long or data" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "cluster or image or long or data" -n 2 --dist loadfile --no-loadscope-reorder
 
 # For use while one writes: what takes half a second or more is left to `make unit`.
 check: lint types

@@ -68,7 +68,7 @@ SPREAD = 0.6
 """Standard deviation of the logarithm of run times."""
 OPERATOR = {
     "TILECAST_JOBS": "true", "TILECAST_PLACE": "true", "TILECAST_READ_KUEUE": "true", "TILECAST_QUEUE": "true",
-    "TILECAST_QUEUE_ESTIMATES": "true", "TILECAST_QUEUE_INTERVAL_SECONDS": "10",
+    "TILECAST_QUEUE_ESTIMATES": "true", "TILECAST_QUEUE_INTERVAL_SECONDS": "10", "TILECAST_SEARCH_PROCESSES": "1",
 }  # fmt: skip
 PATIENCE = 120.0
 """Factor by which the operator may decide later, since one core searches plans for hundreds of jobs in minutes."""
