@@ -187,8 +187,7 @@ class SearchProcess:
 
 def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int, niceness: int) -> None:
     """Run calls from a pipe until its other end is closed."""
-    os.nice(niceness)
-    _prepare_process(memory_mib)
+    _prepare_process(memory_mib, niceness)
     pipe.send_bytes(b"")
     while True:
         try:
@@ -226,7 +225,7 @@ def _is_memory_error(error: BaseException | None) -> bool:
     return False
 
 
-def _prepare_process(memory_mib: int) -> None:
+def _prepare_process(memory_mib: int, niceness: int) -> None:
     """Prepare this process for searches: set limits and signals, and end it when the operator ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     recursion.set_recursion_limit()
@@ -236,6 +235,8 @@ def _prepare_process(memory_mib: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mib * MIB, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     # A process that dies of a signal leaves no core dump with what users have written.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # a profile of system calls may forbid it
+        os.nice(niceness)
     with contextlib.suppress(OSError):  # the kernel ends this process before the operator
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
