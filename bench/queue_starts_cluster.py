@@ -1,6 +1,6 @@
 """Coverage of the ranges of start estimates on a real control plane with Kueue.
 
-python bench/queue_starts_cluster.py DATA [--seeds 100-109] [--jobs 60] [--median-s 120] [--csv FILE]
+python bench/queue_starts_cluster.py DATA [--seeds 100-109] [--jobs 60] [--median-s 120] [--mode MODE] [--csv FILE]
 
 etcd, the API server, Kueue, the scheduler and the operator are real; kwok ends each pod after the time that it takes on
 the GPU that it got. Each seed is a ClusterQueue of its own with 4 T4 and 6 H100, on nodes that all seeds share, so that
@@ -8,7 +8,8 @@ the seeds run at once. Its jobs, of models that the first flavor suits and of ot
 them by its plan (`queue.enabled`, `jobs.place`) and writes start estimates into the Workloads of those that wait
 (`queue.estimates`). A job that was let go without a place would start on another pool than planned, so that nothing is
 measured then. Some seconds after all that wait have one, the estimates are read, the operator ends, and Kueue starts
-the jobs. On one core, three or four seeds at once are placed while half of their jobs still wait.
+the jobs. On one core, three or four seeds at once are placed while half of their jobs still wait. With `--mode Advise`
+nothing is placed: the jobs are created in Kueue's queues, and Kueue chooses their flavors.
 
 True run times are forecasts times deviations drawn from those of published rows, as in `queue_starts.py`: in even
 seeds each kind of job deviates on each pool by itself, in odd seeds all share the mean of one source. A start holds if
@@ -133,9 +134,15 @@ def forecast_steps(every_node: Mapping[str, Any]) -> list[dict[str, float]]:
 
 
 def draw_jobs(
-    known: Published, steps_s: Sequence[Mapping[str, float]], seed: int, count: int, median_s: float, lag_s: float
+    known: Published,
+    steps_s: Sequence[Mapping[str, float]],
+    seed: int,
+    count: int,
+    median_s: float,
+    lag_s: float,
+    mode: str,
 ) -> list[dict[str, Any]]:
-    """Return the held Jobs of one seed, in the order of their creation."""
+    """Return the Jobs of one seed, in the order of their creation, held if their mode is Initial."""
     draw = np.random.default_rng(seed)
     is_shared = seed % 2 == 1
     common = float(draw.choice(known.means)) if is_shared else 0.0
@@ -153,16 +160,18 @@ def draw_jobs(
         took = {pool: steps * each * ratios[kind][variant][pool] for pool, each in steps_s[kind].items()}
         asked = {"cpu": "1", "nvidia.com/gpu": "1"}
         marks = {
-            jobs.MODE: "Initial", jobs.MODEL: model, jobs.NEXT_QUEUE: f"s{seed}",
+            jobs.MODE: mode, jobs.MODEL: model,
             jobs.TRAINING: json.dumps({**training, "precision": "fp16", "steps": steps}),
         }  # fmt: skip
+        if mode == "Initial":
+            marks[jobs.NEXT_QUEUE] = f"s{seed}"
         pod = {
             "restartPolicy": "Never",
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
             "containers": [{"name": "train", "image": "train:1", "resources": {"requests": asked, "limits": asked}}],
         }
         ends = {name: f"{max(took[pool] - lag_s, 0.5):.2f}s" for pool, name in ENDS.items()}
-        labels = {jobs.ENABLED: "true", jobs.QUEUE: jobs.HOLD_QUEUE}
+        labels = {jobs.ENABLED: "true", jobs.QUEUE: jobs.HOLD_QUEUE if mode == "Initial" else f"s{seed}"}
         made.append({
             "apiVersion": "batch/v1", "kind": "Job",
             "metadata": {"name": f"s{seed}-{number:02}", "labels": labels, "annotations": marks},
@@ -192,7 +201,7 @@ def seconds(text: str) -> float:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
-def read_estimates(cluster: Cluster) -> dict[str, tuple[float, float, float]] | None:
+def read_estimates(cluster: Cluster, mode: str) -> dict[str, tuple[float, float, float]] | None:
     """Return estimate and range of each waiting job's start, once all that wait have one.
 
     Raises:
@@ -201,9 +210,9 @@ def read_estimates(cluster: Cluster) -> dict[str, tuple[float, float, float]] | 
     time.sleep(POLL_S)
     marks = [item["metadata"]["annotations"] for item in read_all(cluster, "jobs.batch")]
     outcomes = Counter(item.get(jobs.APPLIED, "") for item in marks)
-    if not outcomes.keys() <= {"", *PLACED}:
+    if mode == "Initial" and not outcomes.keys() <= {"", *PLACED}:
         raise SystemExit(f"not all jobs were placed: {dict(outcomes)}")
-    if outcomes[""]:
+    if mode == "Initial" and outcomes[""]:
         return None
     found = dict[str, tuple[float, float, float]]()
     for item in read_all(cluster, "workloads.kueue.x-k8s.io"):
@@ -248,7 +257,7 @@ def lags(cluster: Cluster, lag_s: float) -> list[float]:
 
 
 def measure(
-    known: Published, seeds: Sequence[int], count: int, median_s: float, lag_s: float, end_s: float
+    known: Published, seeds: Sequence[int], count: int, median_s: float, lag_s: float, end_s: float, mode: str
 ) -> list[tuple[str, float, float, float, float, float]]:
     """Return each job with an estimate, when it was read, the estimate with its range, and the start.
 
@@ -256,7 +265,7 @@ def measure(
     """
     every_node = cluster_nodes(len(seeds))
     steps_s = forecast_steps(every_node)
-    drawn = {seed: draw_jobs(known, steps_s, seed, count, median_s, lag_s) for seed in seeds}
+    drawn = {seed: draw_jobs(known, steps_s, seed, count, median_s, lag_s, mode) for seed in seeds}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "nodes.yaml"
         path.write_text(yaml.safe_dump(every_node))
@@ -265,14 +274,15 @@ def measure(
             with Controllers(cluster, "jobset", "kueue"):
                 text = "\n---\n".join(map(json.dumps, queue_objects(seeds)))
                 wait_for(lambda: applied(cluster, text), "Kueue's webhooks", WAIT_S)
-                with Operator(cluster, settings=OPERATOR, patience=PATIENCE) as operator:
+                settings = OPERATOR | {"TILECAST_PLACE": str(mode == "Initial").lower()}
+                with Operator(cluster, settings=settings, patience=PATIENCE) as operator:
                     began = time.time()
                     for some in zip(*drawn.values(), strict=True):
                         cluster.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, some)))
                     print(f"created after {time.time() - began:.0f} s", flush=True)
-                    wait_for(lambda: read_estimates(cluster), "estimates of all that wait", WAIT_S)
+                    wait_for(lambda: read_estimates(cluster, mode), "estimates of all that wait", WAIT_S)
                     time.sleep(SETTLE_S)
-                    said = wait_for(lambda: read_estimates(cluster), "estimates of all that wait", WAIT_S)
+                    said = wait_for(lambda: read_estimates(cluster, mode), "estimates of all that wait", WAIT_S)
                     read_at = time.time()
                     print(f"{len(said)} estimates read after {read_at - began:.0f} s", flush=True)
                     operator.kill()
@@ -302,11 +312,13 @@ def main() -> None:
     parser.add_argument("--median-s", type=float, default=120.0, help="median run time on the faster GPU")
     parser.add_argument("--lag-s", type=float, default=0.0, help="seconds of the control plane, taken off run times")
     parser.add_argument("--end-s", type=float, default=1500.0, help="most seconds until the last start")
+    parser.add_argument("--mode", choices=["Initial", "Advise"], default="Initial", help="mode of the jobs")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     first, last = map(int, options.seeds.split("-"))
     known = read_published(options.data, ["h100-sxm", "t4"])
-    rows = measure(known, range(first, last + 1), options.jobs, options.median_s, options.lag_s, options.end_s)
+    sizes = options.jobs, options.median_s, options.lag_s, options.end_s
+    rows = measure(known, range(first, last + 1), *sizes, options.mode)
     if options.csv:
         with options.csv.open("w", newline="") as out:
             csv.writer(out).writerows([("job", "read_s", "estimate_s", "earliest_s", "latest_s", "start_s"), *rows])

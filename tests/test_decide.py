@@ -199,11 +199,11 @@ def test_a_plan_gives_each_job_its_position_or_the_reason_why_it_has_none() -> N
         UnplannedJob("Namespace/x", "odd", "none"),
     )
     state = QueueState((ROW,), refused, make_capacities([FOUND], {}, [ROW]))
-    plan, positions = plan_queue(QueuePlanInputs(state, "completion", {}), NOW_S)
+    plan, positions, _ = plan_queue(QueuePlanInputs(state, "completion", {}), NOW_S)
     assert plan.report is not None and positions.keys() == {ROW.key, Key("Job", "default", "b")}
     assert positions[ROW.key].pool == "h100-sxm" and positions[Key("Job", "default", "b")].pool is None
     again = plan_queue(QueuePlanInputs(state, "completion", positions), NOW_S + 1)
-    assert again[1] == positions, "the time that passes changes no position"
+    assert again.positions == positions, "the time that passes changes no position"
 
 
 def test_the_queue_advice_is_written_with_its_spec_and_then_its_status() -> None:

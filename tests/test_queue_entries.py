@@ -19,8 +19,11 @@ from test_queue_cli import batch_job, kueue, planned, shown, training_job, writt
 from tilecast import shipped
 from tilecast.cli import main
 from tilecast.planner import ranges
+from tilecast.planner.columns import build_columns
 from tilecast.planner.entries import PoolEnd, forecast_submitted_job, list_planned_entries, list_waiting_ends
+from tilecast.planner.kueue_starts import list_kueue_entries
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, mark_as_running
+from tilecast.planner.references import simulate_kueue
 from tilecast.planner.solver import QueueSolution, solve
 from tilecast.planner.totals import build_report
 from tilecast.spec import SpecError
@@ -364,3 +367,36 @@ def test_the_end_of_a_run_far_past_its_forecast_is_not_certain(ran: float) -> No
     assert here.seconds >= 2.0
     assert here.lower_s < 0.6 * here.seconds
     assert here.upper_s > 1.5 * here.seconds
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_job_that_kueue_places_starts_where_kueue_finds_room(seed: int) -> None:
+    problem, _ = drawn(random.Random(seed))  # noqa: S311
+    solution = solve(problem)
+    held = solution.columns
+    flavors = {"q": [pool.name for pool in reversed(problem.pools)]}
+    asking = {row: 1 for row, runs in enumerate(held.is_running) if not runs and row % 3}
+    entries = list_kueue_entries(solution, asking, flavors)
+    assert entries.keys() == asking.keys()
+    ways = [
+        tuple(way for way in one.options if way.gpus == 1) if row in asking else (held.options[solution.option[row]],)
+        for row, one in enumerate(held.problem.jobs)
+    ]
+    jobs = tuple(replace(one, options=way, is_advised=True) for one, way in zip(held.problem.jobs, ways, strict=True))
+    alone = simulate_kueue(build_columns(replace(held.problem, jobs=jobs)), flavors)
+    for row, entry in entries.items():
+        assert entry.finish_s == pytest.approx(alone.finish[row]) and entry.option.gpus == 1
+        assert entry.start_lower_s <= entry.start_s <= entry.start_upper_s
+
+
+def test_kueue_tries_the_flavors_of_a_queue_in_their_order() -> None:
+    pools = PoolCapacity("a", 1, 1), PoolCapacity("b", 1, 1)
+    ways = option("a", 1, 10.0), option("b", 1, 30.0)
+    jobs = tuple(job(f"j{number}", *ways, queue="q", arrival_s=float(number - 5)) for number in range(3))
+    solution = solve(QueueProblem(jobs, pools))
+    assert [solution.columns.options[way].pool for way in solution.option] == ["a", "a", "a"]
+    entries = list_kueue_entries(solution, dict.fromkeys(range(3), 1), {"q": ["b", "a"]})
+    assert [entries[row].option.pool for row in range(3)] == ["b", "a", "a"]
+    assert [entries[row].start_s for row in range(3)] == [0.0, 0.0, 10.0]
+    mixed = list_kueue_entries(solution, {2: 1}, {"q": ["b", "a"]})
+    assert mixed.keys() == {2} and (mixed[2].option.pool, mixed[2].start_s) == ("b", 0.0)

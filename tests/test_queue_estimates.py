@@ -104,9 +104,28 @@ async def test_the_workload_of_a_waiting_job_says_when_it_starts_and_how_long_it
     assert not any(limit in text for text in store.written for limit in LIMITS)
 
 
+async def test_a_job_that_kueue_places_is_forecast_on_the_flavor_that_kueue_tries_first() -> None:
+    store, advised, placed = WritingStore(), Key("Job", "default", "advised"), Key("Job", "default", "placed")
+    store.workload(waiting(store, "advised"))
+    held = store.job("job-kueue", "placed", training='{"globalBatchSize": 1024, "precision": "fp16", "steps": 20000}')
+    store.workload(held)
+    async with serving(store, ESTIMATING) as running:
+        assert running.estimates is not None
+        kueue(running)
+        running.cache.put_object(store.now("advised"))
+        running.cache.put_object(store.now("placed"))
+        await until(lambda: annotations_of(store, "advised").keys() >= KEYS, "the estimate of the first")
+        await until(lambda: annotations_of(store, "placed").keys() >= KEYS, "the estimate of the second")
+        forecasts = [running.estimates.find_forecast(key) for key in (advised, placed)]
+        planned = [running.planned.get_position(key) for key in (advised, placed)]
+    assert [place.pool for place in forecasts if place] == ["t4", "h100-sxm"]
+    assert [place.pool for place in planned if place] == ["h100-sxm", "h100-sxm"]
+
+
 def described(running: OperatorParts, name: str) -> dict[str, str]:
-    """Return the annotations that say what the plan has of a job."""
-    place = running.planned.get_position(Key("Job", "default", name))
+    """Return the annotations that say when a job is forecast to run."""
+    assert running.estimates is not None
+    place = running.estimates.find_forecast(Key("Job", "default", name))
     if place is None or place.run_seconds is None:
         return {}
     run = place.run_seconds

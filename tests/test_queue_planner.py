@@ -48,10 +48,10 @@ def planner(causes: list[Cause]) -> Iterator[QueuePlanner]:
 async def test_a_plan_of_the_process_is_that_of_a_thread(planner: QueuePlanner, causes: list[Cause]) -> None:
     in_thread = QueuePlanner(has_process=False, memory_mib=640, restarted=causes.append)
     ours, theirs = await planner.plan(inputs(), NOW_S), await in_thread.plan(inputs(), NOW_S)
-    assert ours[1] == theirs[1] and {position.pool for position in ours[1].values()} == {"fast", "slow", None}
-    assert ours[0].report is not None and theirs[0].report is not None
-    assert (ours[0].report.plan, ours[0].refused) == (theirs[0].report.plan, theirs[0].refused)
-    assert ours[0].report.solution.gap == theirs[0].report.solution.gap
+    assert ours[1:] == theirs[1:] and {position.pool for position in ours.positions.values()} == {"fast", "slow", None}
+    assert ours.plan.report is not None and theirs.plan.report is not None
+    assert (ours.plan.report.plan, ours.plan.refused) == (theirs.plan.report.plan, theirs.plan.refused)
+    assert ours.plan.report.solution.gap == theirs.plan.report.solution.gap
     assert planner.resident_bytes() > 0 and in_thread.resident_bytes() == 0
     assert causes == []
 
@@ -64,7 +64,7 @@ async def test_a_plan_that_takes_too_long_says_so_and_the_next_is_made(
     planner = QueuePlanner(has_process=True, memory_mib=640, restarted=causes.append)
     try:
         for turn in (1, 2):
-            plan, positions = await planner.plan(inputs(), NOW_S)
+            plan, positions, _ = await planner.plan(inputs(), NOW_S)
             assert plan.problem == "planning the queue of 5 jobs took longer than 0 s"
             assert (plan.report, plan.refused, positions) == (None, (REFUSED,), {})
             assert causes == ["timeout"] * turn

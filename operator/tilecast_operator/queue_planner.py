@@ -10,10 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from tilecast.api.status import QueuePosition
-from tilecast_operator.kube.kinds import Key
 from tilecast_operator.queue_rows import PlannedQueue
-from tilecast_operator.report.queue_advice import QueuePlanInputs, plan_queue
+from tilecast_operator.report.queue_advice import QueuePlanInputs, QueuePlanResult, plan_queue
 from tilecast_operator.search_process import Cause, SearchInterruptedError, SearchLimits, SearchProcess
 
 SECONDS = 120.0
@@ -37,20 +35,20 @@ class QueuePlanner:
         limits = SearchLimits(SECONDS, memory_mib)
         self._process = SearchProcess(plan_queue, limits, restarted, NICENESS) if has_process else None
 
-    async def plan(self, inputs: QueuePlanInputs, now_s: float) -> tuple[PlannedQueue, dict[Key, QueuePosition]]:
-        """Return the queue plan at `now_s`, a Unix time, and the position of each job.
+    async def plan(self, inputs: QueuePlanInputs, now_s: float) -> QueuePlanResult:
+        """Return the queue plan at `now_s`, a Unix time, with the position of each job.
 
         If planning exceeds a limit, the plan has only this problem, and no job has a position.
         """
         if self._process is None:
             return await asyncio.to_thread(plan_queue, inputs, now_s)
         try:
-            plan, positions = await asyncio.to_thread(self._process.call_function, inputs, now_s)
+            result: QueuePlanResult = await asyncio.to_thread(self._process.call_function, inputs, now_s)
         except SearchInterruptedError as error:
             problem = f"planning the queue of {len(inputs.state.rows)} jobs {error}"
             log.warning("%s", problem)
-            return PlannedQueue(None, tuple(inputs.state.refused), problem), {}
-        return plan, positions
+            return QueuePlanResult(PlannedQueue(None, tuple(inputs.state.refused), problem))
+        return result
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the process in bytes, or 0 without a process."""

@@ -41,7 +41,9 @@ class QueueRow:
     queue: str = ""
     """ClusterQueue of the job."""
     quotas: tuple[tuple[str, int], ...] = ()
-    """Most GPUs that the queue can use, by pool."""
+    """Most GPUs that the queue can use, by pool, in the order in which Kueue tries the pools."""
+    requested_gpus: int = 0
+    """GPUs that the pods of a waiting job request for which Kueue chooses the pool. 0 if Tilecast chooses it."""
     place: Place | None = None
     """Pool and GPUs on which the job runs or was placed. None if they are open."""
     began_s: float | None = None

@@ -48,6 +48,8 @@ class EstimateWriter:
         """UID of each job with written estimates, and the estimates."""
         self._turns: StateTable[tuple[str, tuple[float, str]]] = context.records.add_table()
         """UID of each job with a Workload, and creation time and UID of the Workload."""
+        self._kueue_positions: Mapping[Key, QueuePosition] = {}
+        """Forecast of each job for which Kueue chooses the pool."""
         self._longest_s: Mapping[Key, float] = {}
         """Seconds of the longest run of each planned job, on any pool."""
         self._complaints: StateTable[str] = context.records.add_table()
@@ -61,6 +63,15 @@ class EstimateWriter:
         for key in keys:
             if key.kind in JOB_KINDS:
                 self._context.runtime.add(_make_estimate_key(key), in_background=True)
+
+    def replace_kueue_positions(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
+        """Replace the forecasts of jobs for which Kueue chooses the pool. Return the keys of changed ones."""
+        before, self._kueue_positions = self._kueue_positions, positions
+        return {key for key in before.keys() | positions.keys() if before.get(key) != positions.get(key)}
+
+    def find_forecast(self, key: Key) -> QueuePosition | None:
+        """Return where and when a waiting job is forecast to run: where Kueue or the plan puts it. None if unknown."""
+        return self._kueue_positions.get(key, self._planned.get_position(key))
 
     def keep_longest_runs(self, seconds: Mapping[Key, float]) -> None:
         """Store the seconds of the longest run of each planned job. Limits of runs are computed from them."""
@@ -109,7 +120,7 @@ class EstimateWriter:
         if seen is None or (position is not None and position.position == 0):
             self._tries.pop(key, None)
             return
-        estimates = describe_estimates(position)
+        estimates = describe_estimates(self.find_forecast(key))
         if self._written.get(key) == (seen.uid, estimates):
             return
         if jobs.QUEUE not in as_mapping(value_at_path(seen.value, ("metadata", "labels"))):

@@ -52,6 +52,8 @@ class JobSearchInputs:
     choice: candidates.JobCandidates
     queue: str = ""
     """ClusterQueue of the job. Empty if Kueue does not manage the job."""
+    flavors: tuple[str, ...] = ()
+    """Names of the queue's flavors, in the order in which Kueue tries them."""
 
 
 class _CommandReading(NamedTuple):
@@ -195,7 +197,9 @@ class JobAdvisor:
             request = candidates.build_job_request(question.request, job, choice, writes_advice=writes_advice)
         except SpecError as error:
             return AdviceRefusal("InvalidSpec", str(error))
-        return JobSearchInputs(question, request, choice, "" if queue is None else queue.cluster_queue)
+        if queue is None:
+            return JobSearchInputs(question, request, choice)
+        return JobSearchInputs(question, request, choice, queue.cluster_queue, tuple(one.name for one in queue.flavors))
 
     async def advise_job(
         self, job: Job, advice_request: AdviceRequest, *, writes_advice: bool

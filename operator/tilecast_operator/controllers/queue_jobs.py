@@ -10,11 +10,12 @@ from tilecast import jobs
 from tilecast.advice import Request
 from tilecast.api.fields import as_mapping
 from tilecast.hardware import Pool
+from tilecast.jobs import Job
 from tilecast.planner.options import list_job_options, scale_options, separate_length
 from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.job_advice import JobAdvisor, JobSearchInputs
+from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvisor, JobSearchInputs
 from tilecast_operator.controllers.requests import read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import CachedObject
@@ -24,7 +25,7 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.times import parse_time
 from tilecast_operator.objects.view import View
 from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal, get_ready_message
-from tilecast_operator.queue_rows import QueueRow, make_plan_name
+from tilecast_operator.queue_rows import Place, QueueRow, make_plan_name
 from tilecast_operator.report import job_status
 from tilecast_operator.result_cache import ResultCache
 from tilecast_operator.search_inputs import SearchInputs
@@ -161,9 +162,17 @@ class QueueJobReader:
             question.request.deadline_s,
             question.queue,
             _list_quotas(question),
+            job.gpus if self._is_placed_by_kueue(job, advice_request, question, place) else 0,
             place,
             self._find_start_time(key, seen.value) if job.has_started else None,
         )
+
+    def _is_placed_by_kueue(
+        self, job: Job, advice_request: AdviceRequest, question: JobSearchInputs, place: Place | None
+    ) -> bool:
+        """Return whether Kueue chooses the pool of a job, because Tilecast neither has placed it nor will place it."""
+        is_ours = job.is_held and advice_request.mode == "Initial" and self._context.settings.place
+        return bool(question.queue) and place is None and not is_ours
 
     def _read_namespace_weight(self, namespace: str) -> float:
         """Return the weight of each job of a namespace, from the Namespace's annotation."""
@@ -213,8 +222,10 @@ _PLACED = (patches.PLACED, patches.QUEUED)
 
 
 def _list_quotas(search_inputs: JobSearchInputs) -> tuple[tuple[str, int], ...]:
-    usable = search_inputs.choice.usable
-    return tuple((item.pool.name, item.flavor.quota) for item in usable if item.flavor is not None)
+    """Return the quota of each pool that a job may use, in the order in which Kueue tries the pools."""
+    quotas = [(item.pool.name, item.flavor) for item in search_inputs.choice.usable if item.flavor is not None]
+    order = sorted(quotas, key=lambda entry: search_inputs.flavors.index(entry[1].name))
+    return tuple((pool, flavor.quota) for pool, flavor in order)
 
 
 def _make_unplanned_job(key: Key, outcome: AdviceOutcome) -> UnplannedJob:

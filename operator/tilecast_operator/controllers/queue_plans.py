@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +60,7 @@ class QueuePlanController:
         self._plan: PlannedQueue | None = None
         self._state: QueueState | None = None
         """Input of the newest plan."""
+        self._kueue_positions: Mapping[Key, QueuePosition] = {}
         self._held: Holdings = {}
         """GPUs that others used at the last check."""
         self._last_s = float("-inf")
@@ -120,16 +121,15 @@ class QueuePlanController:
         state = await self._read_state()
         if state == self._state:
             return
-        facts, now_s = (
-            report.QueuePlanInputs(state, settings.queue_policy, self._find_previous_positions(state.rows)),
-            self._context.clock(),
-        )
-        plan, positions = await self._planner.plan(facts, now_s)
-        self._state, self._plan = state, plan
+        before = self._find_previous_positions(state.rows)
+        facts = report.QueuePlanInputs(state, settings.queue_policy, before, self._kueue_positions)
+        now_s = self._context.clock()
+        plan, positions, kueue_positions = await self._planner.plan(facts, now_s)
+        self._state, self._plan, self._kueue_positions = state, plan, kueue_positions
         changed = self._planned.replace_plan(positions)
         if self._estimates is not None:
             self._estimates.keep_longest_runs(report.list_longest_runs(plan))
-            self._estimates.schedule_jobs(changed)
+            self._estimates.schedule_jobs(changed | self._estimates.replace_kueue_positions(kueue_positions))
         for key in changed:
             self._context.runtime.add(key, in_background=key in facts.before)
             self._requests.notify_requesters(key)

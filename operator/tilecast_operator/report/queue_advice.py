@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -15,6 +15,7 @@ from tilecast.api.base import round_to_six_digits
 from tilecast.api.status import MAX_ENTRIES, QueueEntry, QueuePosition, RunSeconds
 from tilecast.jobs import WEIGHT
 from tilecast.planner.entries import PoolEnd, PoolEntry, list_planned_entries, list_waiting_ends
+from tilecast.planner.kueue_starts import list_kueue_entries
 from tilecast.planner.problem import JobOption
 from tilecast.planner.references import choose_fastest
 from tilecast.planner.totals import LateJob, PlannedTimes, QueueReport, list_late_jobs
@@ -22,7 +23,14 @@ from tilecast.render import units
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.view import View, encode_canonical
-from tilecast_operator.queue_rows import PlannedQueue, QueueState, make_plan_name, parse_plan_name, plan_rows
+from tilecast_operator.queue_rows import (
+    PlannedQueue,
+    QueueRow,
+    QueueState,
+    make_plan_name,
+    parse_plan_name,
+    plan_rows,
+)
 from tilecast_operator.report.job_status import ConditionContent, make_condition
 
 LEAST_SHIFT_S = 60.0
@@ -348,9 +356,20 @@ class QueuePlanInputs:
     """Key of `POLICIES`."""
     before: Mapping[Key, QueuePosition]
     """Position of each job in the previous plan."""
+    kueue_before: Mapping[Key, QueuePosition] = field(default_factory=dict)
+    """Previous forecast of each job for which Kueue chooses the pool."""
 
 
-def plan_queue(inputs: QueuePlanInputs, now_s: float) -> tuple[PlannedQueue, dict[Key, QueuePosition]]:
+class QueuePlanResult(NamedTuple):
+    """A queue plan with the position of each job."""
+
+    plan: PlannedQueue
+    positions: Mapping[Key, QueuePosition] = {}
+    kueue_positions: Mapping[Key, QueuePosition] = {}
+    """Forecast of each waiting job for which Kueue chooses the pool. Its position in the plan is only advice."""
+
+
+def plan_queue(inputs: QueuePlanInputs, now_s: float) -> QueuePlanResult:
     """Return the queue plan at `now_s`, a Unix time, and the position of each job.
 
     This takes seconds for thousands of jobs.
@@ -361,7 +380,40 @@ def plan_queue(inputs: QueuePlanInputs, now_s: float) -> tuple[PlannedQueue, dic
     began = {row.name: row.began_s for row in rows if row.began_s is not None}
     placed = frozenset(row.name for row in rows if row.place is not None)
     positions = make_positions(plan, began, placed, before, now_s)
-    return plan, {key: position for name, position in positions.items() if (key := parse_plan_name(name)) is not None}
+    return QueuePlanResult(
+        plan,
+        {key: position for name, position in positions.items() if (key := parse_plan_name(name)) is not None},
+        _make_kueue_positions(plan, rows, inputs.kueue_before, now_s),
+    )
+
+
+def _make_kueue_positions(
+    plan: PlannedQueue, rows: Sequence[QueueRow], before: Mapping[Key, QueuePosition], now_s: float
+) -> dict[Key, QueuePosition]:
+    """Return the forecast of each waiting job for which Kueue chooses the pool. Other jobs follow the plan."""
+    requesting = {row.name: row for row in rows if row.requested_gpus}
+    if plan.report is None or not requesting:
+        return {}
+    solution = plan.report.solution
+    numbers = {job.name: number for number, job in enumerate(solution.columns.problem.jobs) if job.name in requesting}
+    flavors = {row.queue: [pool for pool, _ in row.quotas] for row in requesting.values()}
+    requested_gpus = {number: requesting[name].requested_gpus for name, number in numbers.items()}
+    entries = list_kueue_entries(solution, requested_gpus, flavors)
+    made = dict[Key, QueuePosition]()
+    for name, number in numbers.items():
+        if (entry := entries.get(number)) is not None:
+            position = QueuePosition.from_truncated_values(
+                pool=entry.option.pool,
+                gpus=entry.option.gpus,
+                position=1,
+                start=format_time(now_s + entry.start_s),
+                finish=format_time(now_s + entry.finish_s),
+                **_describe_wait(entry, now_s),
+                reason="Kueue chooses its pool",
+            )
+            key = requesting[name].key
+            made[key] = _keep_times(position, before.get(key), now_s)
+    return made
 
 
 def list_longest_runs(plan: PlannedQueue) -> dict[Key, float]:

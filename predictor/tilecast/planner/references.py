@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -101,18 +102,23 @@ def simulate_options(columns: QueueColumns, option: list[int]) -> QueueOutcome:
     return QueueOutcome(option, Assignment(columns, POLICIES["completion"], list(option)).finish)
 
 
-def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
+def simulate_kueue(columns: QueueColumns, flavors: Mapping[str, Sequence[str]] = MappingProxyType({})) -> QueueOutcome:
     """Return the simulated outcome of a queue that Kueue schedules without advice.
 
     In queue order, each job starts on the first pool with room, and waits while no pool has room. The job uses the
     number of GPUs that it requests, or the nearest number for which it has an option on the pool.
+
+    Args:
+        columns: the queue.
+        flavors: pools in the order in which Kueue tries them, by queue. Pools that are not listed follow in their order
+            in `columns`.
     """
     count = len(columns.weight)
     rooms = [_FreePoolCapacity(FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
     option, finish = [-1] * count, np.full(count, math.inf)
     coming = sorted((max(float(at), 0.0), job) for job, at in enumerate(columns.arrival))
     waiting, running = dict[int, list[int]](), list[tuple[float, int, list[int]]]()
-    line_of, wishes = _group_waiting_lines(columns)
+    line_of, wishes = _group_waiting_lines(columns, flavors)
     place = 0
     while place < count or running:
         moment = min(coming[place][0] if place < count else math.inf, running[0][0] if running else math.inf)
@@ -165,7 +171,9 @@ class _FreePoolCapacity:
         self.nodes.release(gpus, nodes)
 
 
-def _group_waiting_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
+def _group_waiting_lines(
+    columns: QueueColumns, flavors: Mapping[str, Sequence[str]]
+) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
     """Return the index of the waiting line of each job class, and the options that Kueue tries for each line.
 
     Jobs with the same options and the same queue share a waiting line. While the first job of a line cannot start, no
@@ -173,7 +181,7 @@ def _group_waiting_lines(columns: QueueColumns) -> tuple[dict[int, int], list[li
     """
     lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
     for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):
-        wish = _list_kueue_options(columns, int(job))
+        wish = _list_kueue_options(columns, int(job), flavors)
         place = (columns.problem.jobs[int(job)].queue, *wish)
         if place not in lines:
             lines[place] = len(wishes)
@@ -182,8 +190,10 @@ def _group_waiting_lines(columns: QueueColumns) -> tuple[dict[int, int], list[li
     return line_of, wishes
 
 
-def _list_kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
-    """Return the options that Kueue tries for a job, in the order of pools.
+def _list_kueue_options(
+    columns: QueueColumns, job: int, flavors: Mapping[str, Sequence[str]]
+) -> list[tuple[int, int, int]]:
+    """Return the options that Kueue tries for a job, in the order in which it tries them.
 
     Each option is a tuple (pool index, GPUs, position among the options of the job).
     """
@@ -197,7 +207,9 @@ def _list_kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int,
         pool = int(columns.pool[item])
         if pool not in nearest or abs(columns.gpus[item] - asked) < abs(columns.gpus[nearest[pool]] - asked):
             nearest[pool] = item
-    return [(pool, int(columns.gpus[item]), item - options[0]) for pool, item in sorted(nearest.items())]
+    turns = {name: turn for turn, name in enumerate(flavors.get(columns.problem.jobs[job].queue, ()))}
+    order = sorted(nearest, key=lambda pool: (turns.get(columns.pools[pool].name, len(turns)), pool))
+    return [(pool, int(columns.gpus[nearest[pool]]), nearest[pool] - options[0]) for pool in order]
 
 
 REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {

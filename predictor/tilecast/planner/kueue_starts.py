@@ -1,0 +1,45 @@
+"""Forecast starts and ends of the jobs for which Kueue chooses the pool, beside jobs that follow the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilecast.planner.columns import build_columns
+from tilecast.planner.entries import PoolEntry, list_planned_entries
+from tilecast.planner.problem import JobOption, QueuedJob
+from tilecast.planner.references import simulate_kueue
+from tilecast.planner.solver import QueueSolution
+
+
+def list_kueue_entries(
+    solution: QueueSolution, requested_gpus: Mapping[int, int], flavors: Mapping[str, Sequence[str]]
+) -> dict[int, PoolEntry]:
+    """Return the start and end, with ranges, of each job for which Kueue chooses the pool, by row of the job.
+
+    Such a job starts on the first pool of its queue with room, with the GPUs that its pods request. All other jobs keep
+    their planned options. The ranges do not include that a job may start on another pool than forecast. If a job can
+    never start, the result is empty.
+
+    Args:
+        solution: the plan of the queue, in Kueue's order.
+        requested_gpus: GPUs that the pods of each such job request, by row of the job.
+        flavors: pools in the order in which Kueue tries them, by queue.
+    """
+    columns = solution.columns
+
+    def keep_options(row: int, job: QueuedJob) -> tuple[JobOption, ...]:
+        if row not in requested_gpus:
+            return (columns.options[solution.option[row]],)
+        order = flavors.get(job.queue, ())
+        here = tuple(item for item in job.options if item.pool in order or not order)
+        return tuple(item for item in here if item.gpus == requested_gpus[row]) or here or job.options
+
+    problem = columns.problem
+    jobs = tuple(replace(job, options=keep_options(row, job), is_advised=True) for row, job in enumerate(problem.jobs))
+    own = build_columns(replace(problem, jobs=jobs))
+    outcome = simulate_kueue(own, flavors)
+    if -1 in outcome.option:  # a job that never starts beside what others hold
+        return {}
+    entries = list_planned_entries(replace(solution, columns=own, option=outcome.option, finish=outcome.finish))
+    return {row: entries[row] for row in requested_gpus}
