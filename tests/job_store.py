@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -164,9 +165,10 @@ async def serving(
     settings: Settings = PLACING,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = advise,
     timings: ControllerDelays = TIMINGS,
+    clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[OperatorParts]:
     """Run an operator that knows the pools of the example cluster."""
-    running = OperatorParts(settings, store, Metrics(), advisor, timings=timings)
+    running = OperatorParts(settings, store, Metrics(), advisor, clock, timings=timings)
     everyone, own, slices = nodes.parse_objects((EXAMPLES / "clusters" / "mixed.yaml").read_text())
     assert not own and not slices
     store.node_count = len(everyone)

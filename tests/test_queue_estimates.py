@@ -16,16 +16,18 @@ import pytest
 import yaml
 
 from job_store import PLACING, WORKLOADS, JobStore, serving, until
-from test_queue_operator import kueue
+from test_queue_operator import NOW_S, kueue
 from tilecast import jobs
 from tilecast.api import crds
 from tilecast.api.status import TrainingJobStatus
 from tilecast.spec import SpecError
 from tilecast_operator.assembly import OperatorParts
 from tilecast_operator.controllers import estimates, run_limits
+from tilecast_operator.controllers.queue_plans import QUEUE
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import NotLeaderError
+from tilecast_operator.kube.times import format_time
 from tilecast_operator.settings import from_environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,6 +122,19 @@ async def test_a_job_that_kueue_places_is_forecast_on_the_flavor_that_kueue_trie
         planned = [running.planned.get_position(key) for key in (advised, placed)]
     assert [place.pool for place in forecasts if place] == ["t4", "h100-sxm"]
     assert [place.pool for place in planned if place] == ["h100-sxm", "h100-sxm"]
+
+
+async def test_a_start_that_has_passed_is_forecast_anew() -> None:
+    store, now_s = WritingStore(), NOW_S
+    store.workload(waiting(store, "late"))
+    async with serving(store, ESTIMATING, clock=lambda: now_s) as running:
+        kueue(running)
+        running.cache.put_object(store.now("late"))
+        await until(lambda: annotations_of(store, "late").keys() >= KEYS, "the estimate")
+        assert annotations_of(store, "late")[jobs.START_ESTIMATE] == format_time(NOW_S)
+        now_s = NOW_S + 86_400
+        running.runtime.add(QUEUE)
+        await until(lambda: annotations_of(store, "late")[jobs.START_ESTIMATE] == format_time(now_s), "the next one")
 
 
 def described(running: OperatorParts, name: str) -> dict[str, str]:

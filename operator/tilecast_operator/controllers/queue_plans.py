@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.documents import make_apply_document
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.times import parse_time
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, digest_status
 from tilecast_operator.queue_planner import QueuePlanner
@@ -28,6 +30,10 @@ from tilecast_operator.report import queue_advice as report
 
 QUEUE = Key("Queue")
 """Work queue key for planning the queue again."""
+
+RENEW_S, RENEW_FACTOR = 60.0, 20.0
+"""Seconds after which a start that has passed is forecast anew. They are also a multiple of the time that a plan takes.
+"""
 
 log = logging.getLogger("tilecast")
 
@@ -63,7 +69,9 @@ class QueuePlanController:
         self._kueue_positions: Mapping[Key, QueuePosition] = {}
         self._held: Holdings = {}
         """GPUs that others used at the last check."""
-        self._last_s = float("-inf")
+        self._last_s = -math.inf
+        self._renew_s = math.inf
+        """Unix time from which the plan is made again, even if nothing changes."""
         cache = context.cache
         cache.training_jobs.add_listener(self._on_training_job_change)
         cache.jobs.add_listener(lambda key, before, now: self._schedule_plan())
@@ -110,7 +118,7 @@ class QueuePlanController:
             self._context.runtime.add(key)
 
     async def _reconcile_queue(self, _: Key) -> None:
-        """Plan the queue again if jobs, pools or free GPUs have changed."""
+        """Plan the queue again if jobs, pools or free GPUs have changed, or if a forecast start has passed."""
         settings = self._context.settings
         if not self._jobs.answers.is_ready or not self._context.leadership.is_leader:
             return  # it is due again once the nodes are read, or this replica leads
@@ -119,7 +127,8 @@ class QueuePlanController:
             return
         self._last_s = began_s = time.monotonic()
         state = await self._read_state()
-        if state == self._state:
+        if state == self._state and self._context.clock() < self._renew_s:
+            self._schedule_renewal()
             return
         before = self._find_previous_positions(state.rows)
         facts = report.QueuePlanInputs(state, settings.queue_policy, before, self._kueue_positions)
@@ -133,8 +142,28 @@ class QueuePlanController:
         for key in changed:
             self._context.runtime.add(key, in_background=key in facts.before)
             self._requests.notify_requesters(key)
-        self._context.metrics.set_queue_metrics(plan, time.monotonic() - began_s, now_s)
+        duration_s = time.monotonic() - began_s
+        self._renew_s = self._find_renewal_time(state, duration_s, now_s)
+        self._schedule_renewal()
+        self._context.metrics.set_queue_metrics(plan, duration_s, now_s)
         self._context.runtime.add(self._advice_key)
+
+    def _find_renewal_time(self, state: QueueState, duration_s: float, now_s: float) -> float:
+        """Return the Unix time from which the plan is made again, even if nothing changes.
+
+        That is some time after the first estimate of a start in a Workload has passed while its job still waits. The
+        time is infinite if there is no estimate.
+        """
+        if self._estimates is None:
+            return math.inf
+        forecasts = [self._estimates.find_forecast(row.key) for row in state.rows if row.queue and row.began_s is None]
+        starts = [start_s for item in forecasts if item and (start_s := parse_time(item.start)) is not None]
+        return max(min(starts, default=math.inf), now_s) + max(RENEW_S, RENEW_FACTOR * duration_s)
+
+    def _schedule_renewal(self) -> None:
+        if math.isfinite(self._renew_s):
+            left_s = self._renew_s - self._context.clock()
+            self._context.runtime.add(QUEUE, max(left_s, self._context.settings.queue_interval_s), in_background=True)
 
     async def _read_state(self) -> QueueState:
         """Return the input of the queue plan: the jobs, and the pools with the GPUs that others use."""
