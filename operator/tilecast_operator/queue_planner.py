@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tilecast_operator.queue_rows import PlannedQueue
 from tilecast_operator.report.queue_advice import QueuePlanInputs, QueuePlanResult, plan_queue
@@ -18,6 +18,12 @@ SECONDS = 120.0
 """Time limit of one plan, in seconds."""
 NICENESS = 10
 """Niceness of the process, so that the operator and its searches go first."""
+
+_REMEDIES: Mapping[Cause, str] = {
+    "timeout": "serve fewer namespaces with each release (shard.namespaceSelector)",
+    "memory": "raise settings.TILECAST_SEARCH_MEMORY_MIB and the memory limit",
+    "died": "see the operator's log",
+}
 
 log = logging.getLogger("tilecast")
 
@@ -45,7 +51,7 @@ class QueuePlanner:
         try:
             result: QueuePlanResult = await asyncio.to_thread(self._process.call_function, inputs, now_s)
         except SearchInterruptedError as error:
-            problem = f"planning the queue of {len(inputs.state.rows)} jobs {error}"
+            problem = f"planning the queue of {len(inputs.state.rows)} jobs {error}; {_REMEDIES[error.cause]}"
             log.warning("%s", problem)
             return QueuePlanResult(PlannedQueue(None, tuple(inputs.state.refused), problem))
         return result
