@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from tilecast import nodes
 from tilecast.api import gpu_pool
 from tilecast.api.gpu_pool import DISCOVERED, DISCOVERY
+from tilecast.cli import main
 from tilecast.spec import SpecError
 
 PRODUCT = "nvidia.com/gpu.product"
@@ -226,6 +229,17 @@ def test_resource_slices_that_name_no_whole_known_gpu_are_reported() -> None:
     two = resource_slice("s", "n", "NVIDIA L4", "Tesla T4")
     codes = [nodes.discover_pools([plain()], (), [item]).left_out[0].code for item in (cut, unknown, two)]
     assert codes == ["MigPartitioned", "UnknownAccelerator", "UnknownAccelerator"]
+
+
+def test_pools_without_labels_share_one_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The note said "its nodes" of two pools."""
+    slices = [resource_slice("s", "a", "NVIDIA L4"), resource_slice("t", "b", "Tesla T4")]
+    items = [{"kind": "Node", **plain("a")}, {"kind": "Node", **plain("b")}, *slices]
+    (tmp_path / "nodes.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    command = ["advise", "gpt2", "--seq", "128", "--batch", "8", "--nodes", str(tmp_path / "nodes.json")]
+    assert main(command) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "l4, t4: no label sets the nodes apart from all others, so that no node selector leads to them." in text
 
 
 @pytest.mark.parametrize("spec", [{"devices": "x"}, {"devices": ["x"]}, {"devices": [{"attributes": 3}]}, {"pool": 3}])

@@ -10,11 +10,13 @@ import pytest
 from tilecast import memory, search, zoo
 from tilecast.advice.enumeration import enumerate_partial_plan
 from tilecast.cli import main
-from tilecast.graph import Graph
+from tilecast.graph import Graph, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search.enumeration import PlanLimits
 from tilecast.spec import PartialPlan, Plan, Plans, SpecError, Workload
 from tilecast.step.passes import LayerCollectives
+from tilecast.zoo.dimensions import Transformer
+from tilecast.zoo.modules import list_modules_of_collective
 
 H100, GB200 = find_gpu("h100-sxm"), find_gpu("gb200")
 POOL = Pool("h100", H100, 8, 16, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
@@ -79,6 +81,28 @@ def test_sharers_are_neighbours_so_that_the_experts_of_a_token_lie_on_other_node
     sent = next(call for call in graph.layers[0].collectives if call.group == "expert")
     inside, across = priced.seconds(sent)
     assert across > 2 * inside
+
+
+def test_the_shared_expert_is_split_over_tensor_ranks_as_a_dense_layer() -> None:
+    """Every tensor rank was once billed the whole weights (Megatron-Core: SharedExpertMLP)."""
+    job = Workload(zoo.find_preset("deepseek-v3"), 4096, 256, framework="megatron")
+    one, two = np.ones(3, np.int64), 2 * np.ones(3, np.int64)
+    tensor = np.array([1, 2, 4], np.int64)
+    shards = Shards(two, tensor, one, one, sequence_parallel=(tensor > 1).astype(np.int64))
+    without = replace(job, model=job.model.with_dimensions(shared_ffn_hidden=0))
+    block, rest = (zoo.build(one, shards).layers[-1] for one in (job, without))
+    dims, hidden = job.model.get_dimensions(Transformer), job.model.hidden
+    whole = 3.0 * hidden * dims.shared_ffn_hidden
+    np.testing.assert_allclose(block.parameters - rest.parameters, whole / tensor)
+    kept = np.asarray(block.activation_bytes) - np.asarray(rest.activation_bytes)
+    np.testing.assert_allclose(kept[0] * tensor, kept[0][0])
+    ups = next(op for op in block.ops if op.name == "experts.shared-up" and op.phase == "forward")
+    np.testing.assert_allclose(ups.table.dims[:, 1], 2 * 4096)
+    np.testing.assert_allclose(ups.table.dims[:, 2] * tensor, 2 * dims.shared_ffn_hidden)
+    calls = {call.name.removeprefix("experts.shared.") for call in block.collectives if "shared" in call.name}
+    assert {"gather", "scatter", "gather.gradient", "scatter.gradient"} < calls
+    assert list_modules_of_collective("experts.shared.gather") == {"moe", "shared_experts"}
+    assert not any("shared" in call.name for call in rest.collectives)
 
 
 @pytest.mark.parametrize(("framework", "found"), [("megatron", {1, 4}), ("torchtitan", {1}), ("deepspeed", {1})])

@@ -37,6 +37,16 @@ def test_every_form_is_read(text: str, shape: tuple[int, int], inter: str) -> No
     assert pool.inter.name == inter
 
 
+def test_the_network_of_every_instance_type_is_the_one_of_its_name() -> None:
+    """The network that `--gpus l4:16` assumes was once faster than the same one stated."""
+    links = [kind.inter for kind in instances.list_node_types().values() if kind.inter is not None]
+    assert "ethernet-100" in {link.name for link in links}
+    for link in links:
+        assert instances.find_network(link.name) == link
+    assumed, stated = (parse_gpu_list(text)[0] for text in ("l4:16", "l4:16@ethernet-100"))
+    assert assumed.inter == stated.inter
+
+
 def test_a_link_inside_nodes_is_not_taken_as_one_between_them() -> None:
     (pool,) = parse_gpu_list("a100-80:16@nvlink3-400@ethernet-100")
     assert (pool.intra.name, pool.inter.name) == ("nvlink3-400", "ethernet-100")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tilecast import memory, search, step, zoo
+from tilecast.advice import Request, advise
 from tilecast.advice.enumeration import count_run_steps
 from tilecast.api.training_job import TrainingJobSpec, read_request, to_request, training_job_document
 from tilecast.cli import main
@@ -19,6 +20,7 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.render.launch import LAUNCHERS, LaunchSetting, write_launch
+from tilecast.render.table import advice_headline
 from tilecast.spec import LOSSES, PREFERENCE_FRAMEWORKS, Plan, Plans, SpecError, Workload
 from tilecast.step import blocks, weights
 from tilecast.zoo import preferences
@@ -405,3 +407,13 @@ def test_a_run_of_tokens_has_the_steps_of_pairs() -> None:
     training = {"globalBatchSize": 8, "sequenceLength": 128, "precision": "bf16", "tokens": 2048 * 100, "loss": "dpo"}
     request = read_request(training_job_document("job", {"model": {"preset": "llama-3.2-1b"}, "training": training}))
     assert count_run_steps(request, 8) == request.workload.steps == 100
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"), [("dpo", " tokens/step in 64 pairs"), ("reward", " in 64 pairs"), ("kto", "")]
+)
+def test_the_first_line_of_advice_says_that_a_sample_is_a_pair(loss: Any, text: str) -> None:
+    first = advice_headline(advise(Request("x", replace(LLAMA, loss=loss, lora_rank=16)), [POOL]))
+    assert text in first
+    assert ("pairs" in first) == bool(text)
+    assert "pairs" not in advice_headline(advise(Request("x", LLAMA), [POOL]))

@@ -1,7 +1,7 @@
 """Pages of the documentation that are made when it is built.
 
 They are the reference of the API objects, from crds/, and the list of models of Hugging Face, from the tables of
-their types.
+their types. Their files in docs/ are for readers of the repository, whom they tell where the lists come from.
 
 mkdocs calls `on_files`.
 """
@@ -33,9 +33,11 @@ GROUPS = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to those of docs/."""
-    files.append(File.generated(config, "reference.md", content=reference()))
-    files.append(File.generated(config, "model-types.md", content=model_types()))
+    """Replace two pages of docs/ by generated ones."""
+    for name, content in (("reference.md", reference()), ("model-types.md", model_types())):
+        if (written := files.get_file_from_path(name)) is not None:
+            files.remove(written)
+        files.append(File.generated(config, name, content=content))
     return files
 
 

@@ -23,7 +23,7 @@ from tilecast.nodes.override import override_pool
 from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes
 from tilecast.spec import SpecError
 
-UNSELECTED = "its nodes share no label that others lack, so that no node selector leads to them"
+UNSELECTED = "no label sets the nodes apart from all others, so that no node selector leads to them"
 """Remark on a pool whose nodes no selector can select."""
 
 

@@ -82,12 +82,14 @@ def wrap_text(head: str, text: str) -> list[str]:
 def advice_headline(advice: Advice) -> str:
     """Return a text line with the job's name, model, parameters, precision, batch and objective.
 
-    A job that is named as its model has the name once.
+    A job that is named as its model has the name once. Samples that are pairs of answers are counted beside the tokens.
     """
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     amount = workload.tokens_per_step
     batch = f"{f'{amount:,}' if amount < 100_000 else format_count(amount)} {unit}/step"
+    if workload.preference.sequences == 2:
+        batch += f" in {workload.global_batch:,} pairs"
     precision = advice.best.workload.precision if advice.best else workload.precision
     size = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     planned = advice.best.workload if advice.best else workload

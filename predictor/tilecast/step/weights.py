@@ -227,9 +227,9 @@ def _count_weight_tensors(graph: Graph) -> float:
 def weight_fetch_seconds(held: HeldWeights, micro: MicroBatch) -> Floats:
     """Return the seconds in which a micro-batch waits for weights stored on the host, at ZeRO 0 to 3, (4, n).
 
-    Weights are fetched once for the forward and once for the backward pass. Computation of a block hides the fetch of
-    the next block's weights.
+    Weights are fetched once for the forward and once for the backward pass. The pass of a block, with its waits for the
+    host, hides the fetch of the next block's weights.
     """
     parameters = np.stack([held.parameters, held.parameters, held.parameters, held.own])
     crossing = 2.0 * held.gathered_bytes * parameters / constants.shipped_constants().host.copy_bytes_per_s
-    return np.maximum(crossing - micro.gpu_s, 0.0)
+    return np.maximum(crossing - micro.slowest_s, 0.0)

@@ -91,7 +91,8 @@ def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Subla
 
     Experts are spread over tensor and data ranks as in Megatron. Each rank in a group of `rank.expert_tensor`
     neighbours gathers the tokens of the whole group, and computes a slice of each expert. The router is assumed to be
-    balanced, so a rank computes as much as for `top_k` experts of each of its own tokens.
+    balanced, so a rank computes as much as for `top_k` experts of each of its own tokens. The shared MLP is split over
+    tensor ranks as a dense one (Megatron-Core 0.19, transformer/moe/shared_experts.py: SharedExpertMLP).
     """
     model, dims, numerics = workload.model, workload.model.get_dimensions(Transformer), Numerics.from_workload(workload)
     e, h, t, sharers = numerics.element, model.hidden, rank.tensor, rank.expert_tensor
@@ -104,6 +105,7 @@ def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Subla
     gathered = slots * sharers
     ups = 2.0 if model.gated_mlp else 1.0
     shared = dims.shared_ffn_hidden
+    width = shared / t
     inside = _find_expert_numerics(workload, numerics)
     is_wide = inside.matrix != numerics.matrix
     calls = local if is_wide else count_launches(workload, local)
@@ -132,12 +134,12 @@ def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Subla
         ops += layers.linear("experts.latent-up", numerics, tokens, inner, h)
     linears: tuple[Linear, ...] = ()
     if shared:
-        ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared)
-        ops += _build_activation("experts.shared-activation", workload, numerics, tokens * shared)
-        ops += layers.linear("experts.shared-down", numerics, tokens, shared, h)
+        ops += layers.linear("experts.shared-up", numerics, rank.tokens, h, ups * width)
+        ops += _build_activation("experts.shared-activation", workload, numerics, rank.tokens * width)
+        ops += layers.linear("experts.shared-down", numerics, rank.tokens, width, h)
         linears = (
-            Linear("experts.shared-up", tokens, float(h), ups * shared, ups),
-            Linear("experts.shared-down", tokens, shared, float(h)),
+            Linear("experts.shared-up", rank.tokens, float(h), ups * width, ups),
+            Linear("experts.shared-down", rank.tokens, width, float(h)),
         )
     ops += build_residual_sum("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _count_kept_tensors(model, numerics)
@@ -157,13 +159,15 @@ def build_expert_mlp(workload: Workload, rank: RankSizes, experts: int) -> Subla
     selected = w * held * (inner + f) + e * tokens * shared
     one = (ups + 1) * inner * f
     latent = 2.0 * h * inner if inner != h else 0.0
-    parameters = one * local + latent + h * experts + (ups + 1) * h * shared + count_norm_parameters(model)
+    parameters = one * local + latent + h * experts + (ups + 1) * h * width + count_norm_parameters(model)
     routing: dict[str, Any] = {"groups": dims.expert_groups, "top_groups": dims.top_groups, "dispatch": dispatch}
     collectives = [
         CollectiveCall(f"experts.{name}", "all_to_all", "expert", e * slots * inner, phase, fanout=chosen, **routing)
         for phase in PHASES
         for name in ("dispatch", "combine")
     ]
+    if shared:
+        collectives += list_tensor_parallel_collectives("experts.shared", workload, rank)
     if (sharers > 1).any():
         # Megatron-Core, transformer/moe/token_dispatcher.py: tokens are gathered after the exchange among experts, and
         # the outputs are scattered before they are sent back.

@@ -30,7 +30,8 @@ _OPERATORS: Mapping[str, re.Pattern[str]] = {
 """Names of the forward operators of each module, without those of the attention core."""
 _EXCHANGES: Mapping[str, re.Pattern[str]] = {
     "mlp": re.compile(r"mlp\.(gather|scatter|reduce)"),
-    "moe": re.compile(r"experts\.(dispatch|combine).*"),
+    "moe": re.compile(r"experts\.(dispatch|combine|shared).*"),
+    "shared_experts": re.compile(r"experts\.shared\..*"),
     "attn_out": re.compile(r"(.*-)?attention\.(scatter|reduce)"),
 }
 """Names of the forward collectives of each module that has collectives."""
