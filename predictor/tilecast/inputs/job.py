@@ -241,6 +241,8 @@ def _read_object(options: JobOptions, job: object) -> JobInput:
     """
     if isinstance(job, Trace):
         return _build_job_of_model(options, *_put_graph_in_config_map("traced", graph_document.write(job)))
+    if job is None:
+        raise SpecError("model", "is missing", "name a preset such as llama-3.1-8b, or give a path or a config")
     to_dict = getattr(job, "to_dict", None)
     document = to_dict() if callable(to_dict) else job
     if not isinstance(document, Mapping):
