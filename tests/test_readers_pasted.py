@@ -55,6 +55,35 @@ def test_qlora_of_a_script_is_read_where_it_says_so() -> None:
     assert (reading.training["loraRank"], reading.training["quantization"]) == (8, "nf4")
 
 
+def test_a_file_behind_an_option_is_not_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    words = "llamafactory-cli train --deepspeed ds.json --stage sft --model_name_or_path gpt2-xl --cutoff_len 1024"
+    reading = readers.read_words(words.split(), gpus=8)
+    assert (reading.plan.zero_stage, reading.unpriced) == (3, {})
+
+
+def test_the_last_configuration_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, rank in (("a.yaml", 8), ("b.yaml", 16)):
+        text = f"model_name_or_path: gpt2-xl\nmax_length: 512\nuse_peft: true\nlora_r: {rank}\n"
+        (tmp_path / name).write_text(text)
+    stated = ("--config a.yaml --config b.yaml", "--config=a.yaml --config b.yaml", "--config a.yaml --config=b.yaml")
+    for words in stated:
+        assert readers.read_words(["trl", "sft", *words.split()]).training["loraRank"] == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("--n 1 --n 2", "2"), ("--n=1 --n 2", "2"), ("--n 1 --n=2", "2"), ("--n", None), ("--n 1 --n", "1"),
+        ("--nn 1", None), ("", None), ("--n=", ""),
+    ],
+)  # fmt: skip
+def test_the_last_value_of_an_option_counts(text: str, value: str | None) -> None:
+    assert readers.find_last_value(text.split(), "--n") == value
+
+
 @pytest.mark.parametrize(
     ("values", "field"),
     [

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilecast.launch_options.options_table import UNKNOWN, Facts, OptionTable, Setting, spell_option
-from tilecast.readers.command import LaunchLine, add_allocation_counts, add_device_count, find_launch, read_command
+from tilecast.readers.command import (
+    LaunchLine,
+    add_allocation_counts,
+    add_device_count,
+    find_last_value,
+    find_launch,
+    list_other_words,
+    read_command,
+)
 from tilecast.readers.documents import flatten, list_leaf_settings, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
@@ -517,13 +525,12 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     litgpt = _read_litgpt(line.program, words, where) if line.program.startswith("litgpt ") else None
     if litgpt is not None:
         words = litgpt.words
-    paths = [word for word in words if word.endswith(_CONFIGURATIONS) and word[0] != "-" and "=" not in word]
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         settings = OptionTable.read("megatron").split_words(words)
         reading = read_megatron(settings, where, line.program, world, has_model)
     elif table == "torchtitan":
-        path = _find_option_value(words, "--job.config_file") or _find_option_value(words, "--job.config-file")
-        module, function = _find_option_value(words, "--module"), _find_option_value(words, "--config")
+        path = find_last_value(words, "--job.config_file") or find_last_value(words, "--job.config-file")
+        module, function = find_last_value(words, "--module"), find_last_value(words, "--config")
         if path is None and module and function:
             return _read_registry(module, function, words, folder, world, has_model)
         if path is None:
@@ -532,9 +539,9 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
             {path: folder.read(path)}, folder, world, has_model, [w for w in words if w != path], table, line
         )
     elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl", "lightning") and (
-        path := _find_option_value(words, "--config") or next(iter(paths), None)
+        path := find_last_value(words, "--config") or _find_configuration(words, table)
     ):
-        over = [*(word for word in words if word not in (path, "--config")), *method]
+        over = [*(word for word in list_other_words(words, "--config") if word != path), *method]
         # MaxText's base.yml holds its defaults, which the table has.
         is_default = table == "maxtext" and path.rpartition("/")[2] == "base.yml" and not _can_read(folder, path)
         text = "run_name: ''" if is_default else _read_recipe_text(folder, path, table)
@@ -551,6 +558,22 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
         reason = "learning from preferences or rewards is not priced"
         reading = replace(reading, unpriced={line.program: reason, **reading.unpriced})
     return replace(reading, gpus_per_node=line.gpus_per_node, program=line.program, words=tuple(words))
+
+
+def _find_configuration(words: Sequence[str], table: str) -> str | None:
+    """Return the file of a recipe that is a word of its own, or None.
+
+    A file behind an option is the option's value, such as `--deepspeed ds.json` or `--data.json_path train.json`.
+    """
+    files = [
+        place
+        for place, word in enumerate(words)
+        if word.endswith(_CONFIGURATIONS) and word[0] != "-" and "=" not in word
+    ]
+    own = [place for place in files if place == 0 or words[place - 1][:1] != "-" or "=" in words[place - 1]]
+    # Flags without values may stand before axolotl's file.
+    own += [place for place in files if table == "axolotl" and words[place].endswith((".yaml", ".yml"))]
+    return words[own[0]] if own else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -677,15 +700,6 @@ _PROGRAMS = (
     ("maxtext", "maxtext"),
 )  # fmt: skip
 """Parts of programs' names, and the table of options for each."""
-
-
-def _find_option_value(words: Sequence[str], option: str) -> str | None:
-    for place, word in enumerate(words):
-        if word == option and place + 1 < len(words):
-            return words[place + 1]
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return None
 
 
 def _is_megatron(line: LaunchLine) -> bool:
