@@ -548,16 +548,50 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
         reading = _read_configurations({path: text}, folder, world, has_model, over, table, line)
     elif table:
         settings = OptionTable.read(table).split_words([*words, *method])
-        extra = _read_launcher_facts(line, folder)
+        extra = [*_read_launcher_facts(line, folder), *_read_script_facts(line, settings, table)]
         reading = read_recipe(table, settings, where, folder.read, world, extra, line.gpus_per_node)
     else:
         remedy = "give its configuration file, or describe the job by flags"
         raise SpecError(where or "command", f"{line.program[:60]} is no training script that is known", remedy)
-    named = set(re.split(r"[\W_]+", line.program.rpartition("/")[2]))
-    if table == "trainer" and named & _UNSUPERVISED:
-        reason = "learning from preferences or rewards is not priced"
+    if table == "trainer" and (reason := _find_script_refusal(line)):
         reading = replace(reading, unpriced={line.program: reason, **reading.unpriced})
+    if table == "trainer" and not options & _TRAINER_OPTIONS and "plan.micro_batch" not in reading.origins:
+        note = f"The micro-batch of {reading.plan.micro_batch} is Trainer's default: that of the script is not known."
+        reading = replace(reading, notes=(*reading.notes, note))
     return replace(reading, gpus_per_node=line.gpus_per_node, program=line.program, words=tuple(words))
+
+
+def _read_script_facts(line: LaunchLine, settings: Sequence[Setting], table: str) -> list[Facts]:
+    """Return what a known script of Trainer adapts by `--use_lora`, or []."""
+    options = OptionTable.read(table)
+    model = next((one.text for one in settings if spell_option(one.option) == "model-name-or-path"), "").lower()
+    if not any(spell_option(one.option) == "use-lora" and one.text.lower() != "false" for one in settings):
+        return []
+    for row in options.facts.get("adapters", ()):
+        if line.program.rpartition("/")[2] == row["script"] and row["model"] in model:
+            defaults = [Setting(option, (value,)) for option, value in row["options"].items()]
+            # The first Qwen's script trains embedding and head of base models too.
+            is_quantized = any(spell_option(one.option) == "q-lora" and one.text.lower() != "false" for one in settings)
+            if re.search(r"qwen-\d", model) and "chat" not in model and not is_quantized:
+                defaults.append(Setting("--lora_modules_to_save", ("embed_tokens", "lm_head")))
+            return [options.read_facts(defaults, line.program)]
+    return []
+
+
+def _find_script_refusal(line: LaunchLine) -> str:
+    """Return why a script with options of Trainer trains something else than Trainer alone would, or ""."""
+    named = set(re.split(r"[\W_]+", line.program.rpartition("/")[2]))
+    if named & _UNSUPERVISED:
+        return "learning from preferences or rewards is not priced"
+    is_classifier = "classification" in named and "image" not in named
+    has_own_head = is_classifier or (named & _OTHER_HEADS and "seq2seq" not in named)
+    return "a head of its own on the language model is not priced" if has_own_head else ""
+
+
+_OTHER_HEADS = frozenset(("glue", "xnli", "squad", "qa", "ner", "swag"))
+"""Words in the names of Transformers' example scripts that replace the model's head."""
+_TRAINER_OPTIONS = frozenset(("per-device-train-batch-size", "model-name-or-path", "deepspeed", "deepspeed-config"))
+"""Options that only scripts of Trainer, and of Accelerate's examples, have."""
 
 
 def _find_configuration(words: Sequence[str], table: str) -> str | None:
@@ -662,7 +696,7 @@ def _find_table(line: LaunchLine, options: set[str]) -> str:
         return "lightning"
     if options & {"finetuning-type", "stage", "cutoff-len"} and "model-name-or-path" in options:
         return "llamafactory"
-    if options & {"per-device-train-batch-size", "model-name-or-path", "deepspeed", "deepspeed-config"}:
+    if options & _TRAINER_OPTIONS:
         return "trainer"
     return "trainer" if line.launcher == "accelerate" else ""
 
