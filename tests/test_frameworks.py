@@ -233,13 +233,13 @@ def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
     ]
     unnamed = build_launcher_requests(job_of(None), "trainer")
     assert [request.workload.framework for request in unnamed] == ["huggingface", "accelerate"]
-    with pytest.raises(SpecError, match=r"deepspeed does not run nemo, .* use --launch megatron"):
+    with pytest.raises(SpecError, match=r"deepspeed is not written for nemo, .* use --launch megatron"):
         build_launcher_requests(job, "deepspeed")
     sized = replace(job_of(None), workload=replace(job_of(None).workload, bucket_mib=25))
     assert [request.workload.framework for request in build_launcher_requests(sized, "trainer")] == ["huggingface"]
     with pytest.raises(SpecError, match="fsdp2 has no buckets of a stated size"):
         build_launcher_requests(sized, "fsdp2")
-    with pytest.raises(SpecError, match="torchrun does not run tensorflow"):
+    with pytest.raises(SpecError, match="torchrun is not written for tensorflow"):
         build_launcher_requests(job_of("tensorflow"), "torchrun")
 
 

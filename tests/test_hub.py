@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tilecast.cli import main
 from tilecast.inputs.job import read_job
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
@@ -93,6 +95,35 @@ def test_the_package_fetches_what_the_cache_lacks(cache: Path, tmp_path: Path, m
     assert COMMIT in job.notes[0]
     with pytest.raises(SpecError, match=r"cannot be fetched .*404 Client Error. Repository Not Found"):
         read_job(JobOptions("hf://acme/gone", FLAGS))
+
+
+@pytest.mark.parametrize("name", ["hf://acme/far", "acme/far", "acme/llama-9-8b"])
+def test_without_a_network_one_line_says_what_to_do(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class LocalEntryNotFoundError(OSError):
+        pass
+
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    handler = logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+
+    def download(*_: object, **__: object) -> str:
+        logger.warning("Retrying in 1s [Retry 1/5].")
+        raise LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+    try:
+        assert main(["advise", name, "--gpus", "l4:8", "--seq", "1024", "--batch", "64"]) == 2
+        logger.warning("as before")
+    finally:
+        logger.removeHandler(handler)
+    line, after = capsys.readouterr().err.splitlines()
+    assert after == "as before"
+    assert line.startswith(f"tilecast: {name}: " if "://" in name else f"tilecast: model: unknown model '{name}'")
+    assert "the Hugging Face Hub cannot be reached; " in line
+    assert line.endswith("heck the network, or give its config.json as a file")
+    assert "ConfigMap" not in line
 
 
 def test_a_config_that_is_no_mapping_is_refused(cache: Path) -> None:

@@ -170,6 +170,37 @@ def test_null_is_the_same_as_left_out(name: str) -> None:
     assert tools.call_tool(name, nothing | SMALL) == tools.call_tool(name, SMALL)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("forecast", {}, "model: is missing; name a preset"),
+        ("advise", {"seq": 8, "batch": 8, "gpus": "l4:1"}, "model: is missing; name a preset"),
+        ("fits", {"model": None}, "model: is missing; name a preset"),
+        ("fits", SMALL | {"model": ""}, "model: is empty; leave it out"),
+        ("advise", SMALL | {"launcher": " "}, "launcher: is empty; leave it out"),
+        ("advise", SMALL | {"calibration": "a\0b"}, "calibration: has a zero byte"),
+        ("advise", SMALL | {"calibration": "a\nb"}, "a b: "),
+        ("advise", SMALL | {"model": "x" * 100_000}, "model.preset: unknown model 'xxx"),
+        ("advise", SMALL | {"baseline": "x" * 100_000}, "baseline: cannot read"),
+        ("pools", {"gpus": "x" * 100_000}, "gpus: "),
+        ("queue", {"jobs": "a\nb", "gpus": "l4:1"}, "a b: "),
+    ],
+)
+def test_an_argument_that_is_missing_empty_or_huge_is_one_short_line(
+    name: str, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        tools.call_tool(name, given)
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_model_that_is_none_is_missing() -> None:
+    with pytest.raises(SpecError, match="model: is missing; name a preset"):
+        tilecast.forecast(None, seq=1024, batch=8, gpus="l4:1")
+
+
 def test_warnings_about_the_input_are_lines_of_the_text(tmp_path: Path) -> None:
     given = yaml.safe_load(NODES.read_text())
     given["items"][0]["metadata"]["labels"]["nvidia.com/gpu.product"] = "NVIDIA-X1000"

@@ -1206,7 +1206,7 @@ def test_a_trainer_command_with_deepspeed_is_launched_by_trainer() -> None:
     config = json.loads(script.files["ds_config.json"])
     assert config["zero_optimization"]["stage"] == advice.best.plan.zero_stage
     assert config["optimizer"]["params"]["lr"] == "auto"
-    with pytest.raises(SpecError, match=r"accelerate does not run .* use --launch deepspeed or trainer"):
+    with pytest.raises(SpecError, match=r"accelerate is not written for .* use --launch deepspeed or trainer"):
         advise_command(RUN_CLM.split() + ZERO.split(), launch="accelerate")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,10 +110,26 @@ def _download_config(name: str, plain: str, revision: str | None) -> tuple[Path,
         remedy = "give its config.json, or install the extra: pip install 'tilecast[hub]'"
         raise HubUnavailableError(name, problem, remedy) from None
     try:
-        path = Path(huggingface_hub.hf_hub_download(plain, "config.json", revision=revision))
+        with _silence_package():
+            path = Path(huggingface_hub.hf_hub_download(plain, "config.json", revision=revision))
     # The package raises errors of several HTTP libraries, whose classes changed between its versions.
     except Exception as error:
+        if type(error).__name__ == "LocalEntryNotFoundError":
+            problem = "is not in the local cache, and the Hugging Face Hub cannot be reached"
+            raise HubUnavailableError(name, problem, "check the network, or give its config.json as a file") from None
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         remedy = "check the name and the network, log in if it is gated, or give its config.json"
         raise HubUnavailableError(name, f"cannot be fetched from the Hugging Face Hub ({reason})", remedy) from None
     return path, path.parent.name
+
+
+@contextmanager
+def _silence_package() -> Iterator[None]:
+    """Keep `huggingface_hub` from logging each of its attempts. Its error says the same."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -214,7 +214,7 @@ def _read_hub_job(options: JobOptions, name: str) -> JobInput:
     """Return the job for a model of the Hugging Face Hub.
 
     Raises:
-        SpecError: the model is not found. Without `hf://` the error is that of an unknown preset.
+        SpecError: the model is not found. Without `hf://` the error also says that no preset has the name.
     """
     try:
         found = hub.read_hub_config(name)
@@ -224,7 +224,9 @@ def _read_hub_job(options: JobOptions, name: str) -> JobInput:
         try:
             preset = _find_preset(name)
         except SpecError as unknown:
-            raise unknown.at(unknown.field, f"{unknown.remedy}; {name} {error.problem}") from None
+            meant = f"{unknown.remedy} Else " if "did you mean" in unknown.remedy else ""
+            problem = f"unknown model {name!r}: it is no preset, and {error.problem}"
+            raise SpecError("model", problem, f"{meant}{error.remedy}") from None
         return _build_job_of_model(options, preset, {"preset": preset})
     text = json.dumps(found.config)
     job = _read_only_job(options, [dict(found.config)], text, name)
@@ -239,6 +241,8 @@ def _read_object(options: JobOptions, job: object) -> JobInput:
     """
     if isinstance(job, Trace):
         return _build_job_of_model(options, *_put_graph_in_config_map("traced", graph_document.write(job)))
+    if job is None:
+        raise SpecError("model", "is missing", "name a preset such as llama-3.1-8b, or give a path or a config")
     to_dict = getattr(job, "to_dict", None)
     document = to_dict() if callable(to_dict) else job
     if not isinstance(document, Mapping):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from tilecast.manifests.pods import JobPods, PodGroup
-from tilecast.readers import UNKNOWN, LaunchLine, Script
+from tilecast.readers import UNKNOWN, LaunchLine, Script, find_last_value
 from tilecast.spec import SpecError
 
 _ALL = ("auto", "gpu")
@@ -386,18 +385,11 @@ def _count_litgpt(line: LaunchLine, count: int, each: int, where: str) -> Proces
     default = "auto" if line.program.endswith("pretrain") else "1"
     has_file = any(word.partition("=")[0] in ("--config", "-c") for word in line.arguments)
     for option, wanted, implied in (("--devices", each, default), ("--num_nodes", count, "1")):
-        stated = _find_last_value(line.arguments, option) or ("" if has_file and wanted > 1 else implied)
+        stated = find_last_value(line.arguments, option) or ("" if has_file and wanted > 1 else implied)
         if stated != str(wanted) and not (option == "--devices" and stated in ("auto", "-1")):
             what = f"says {option} {stated[:20]}" if stated and UNKNOWN not in stated else f"states no {option}"
             raise SpecError(where, f"{what}, and there are {count} pods of {each} GPUs", f"give {option} {wanted}")
     return Processes(count * each, each, count)
-
-
-def _find_last_value(words: Sequence[str], option: str) -> str:
-    """Return the last value of an option among words, or "" if they have none."""
-    values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
-    values += [after for word, after in pairwise(words) if word == option]
-    return values[-1] if values else ""
 
 
 def _count_without_launcher(

@@ -442,7 +442,7 @@ def build_launcher_requests(request: Request, launcher: str) -> tuple[Request, .
     supported, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
     if asked is not None and not LAUNCHERS[launcher].runs(asked):
         able = " or ".join(name for name, entry in LAUNCHERS.items() if entry.runs(asked))
-        problem = f"{launcher} does not run {asked}, the job's framework"
+        problem = f"{launcher} is not written for {asked}, the job's framework"
         raise SpecError(
             "--launch", problem, f"use --launch {able}, or leave one of them out" if able else "leave it out"
         )

@@ -95,12 +95,27 @@ def call_tool(name: str, arguments: Mapping[str, Any]) -> Answer:
     tools = list_tools()
     if name not in tools:
         raise SpecError("tool", f"{name[:40]!r} is not known", f"known: {', '.join(tools)}")
-    given = _check_arguments(tools[name], arguments)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", InputWarning)
-        document, text = tools[name].run(given)
+    try:
+        given = _check_arguments(tools[name], arguments)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", InputWarning)
+            document, text = tools[name].run(given)
+    except SpecError as error:
+        # An argument is named in its error, and may be long and have several lines.
+        raise type(error)(*map(_format_on_one_line, (error.field, error.problem, error.remedy))) from None
     notes = [str(one.message) for one in caught if issubclass(one.category, InputWarning)]
     return document, "\n".join([text, *notes])
+
+
+MAX_ERROR_PART = 500
+"""Most characters of the field, the problem and the remedy of an error, each."""
+
+
+def _format_on_one_line(text: str) -> str:
+    """Return a text with blanks instead of characters that cannot be printed, cut to `MAX_ERROR_PART` characters."""
+    if len(text) > MAX_ERROR_PART:
+        text = f"{text[: MAX_ERROR_PART - 2]} …"
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 @cache
@@ -198,7 +213,13 @@ def _check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]
         except ValidationError as error:
             kinds = sorted({item["msg"].removeprefix("Input ") for item in error.errors()})
             raise SpecError(name, " or ".join(kinds), f"see the schema of {tool.name}") from None
+        if isinstance(value, str) and (not value.strip() or "\0" in value):
+            problem = "has a zero byte" if "\0" in value else "is empty"
+            raise SpecError(name, problem, f"leave it out, or see the schema of {tool.name}")
     for name in tool.required:
         if name not in given:
             raise SpecError(name, "is missing", f"see the schema of {tool.name}")
+    if "model" in tool.arguments and not given.keys() & {"model", "command"}:
+        remedy = "name a preset such as llama-3.1-8b, give a path or a config, or give command"
+        raise SpecError("model", "is missing", remedy)
     return given

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tilecast.launch_options.options_table import UNKNOWN
 from tilecast.readers.changes import list_changes
-from tilecast.readers.command import LaunchLine, find_launch
+from tilecast.readers.command import LaunchLine, find_last_value, find_launch
 from tilecast.readers.documents import load_mapping
 from tilecast.readers.models import find_preset_in_name
 from tilecast.readers.reading import LaunchReading, require_priced
@@ -22,6 +22,7 @@ __all__ = [
     "LaunchLine",
     "LaunchReading",
     "Script",
+    "find_last_value",
     "find_launch",
     "find_preset_in_name",
     "is_launch_file",

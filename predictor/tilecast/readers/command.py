@@ -260,6 +260,26 @@ def _find_program(words: Sequence[str], where: str) -> LaunchLine | None:
     return None
 
 
+def find_last_value(words: Sequence[str], option: str) -> str | None:
+    """Return the last value of an option among words, which counts for argparse, or None if it has none."""
+    found = None
+    for place, word in enumerate(words):
+        if word == option and place + 1 < len(words):
+            found = words[place + 1]
+        elif word.startswith(f"{option}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def list_other_words(words: Sequence[str], option: str) -> list[str]:
+    """Return the words without an option and its values, however often it is given."""
+    return [
+        word
+        for place, word in enumerate(words)
+        if word != option and not word.startswith(f"{option}=") and (place == 0 or words[place - 1] != option)
+    ]
+
+
 def _read_launcher(name: str, words: Sequence[str], where: str, program: str = "") -> LaunchLine | None:
     options: dict[str, str] = {}
     place = 0

@@ -59,7 +59,7 @@ class PrioritizedFacts:
             unknown += one.unknown
         first = self.facts[0]
         return {
-            "title": first.table.title,
+            "title": "LitGPT" if _is_litgpt(self) else first.table.title,
             "table": first.table.name,
             "origins": origins,
             "unpriced": unpriced,
@@ -115,6 +115,7 @@ def read_recipe(
         for key, value in items.items()
         if key.startswith("training.")
     }
+    _add_source_and_target(ranked, training, where or "command")
     framework, zero, offload = _read_sharding(ranked, name, data)
     rank = training.pop("loraRankOfAdapter", 8)
     training["precision"], weights = _read_precision(ranked, name, zero >= 2)
@@ -188,6 +189,22 @@ def read_recipe(
         notes=tuple(notes),
         **ranked.fields(),
     )
+
+
+def _add_source_and_target(ranked: PrioritizedFacts, training: dict[str, Any], where: str) -> None:
+    """Set the sequence length to the sum of the lengths of source and target, which scripts of decoders join.
+
+    If the model is not known to be a decoder, the options are not priced.
+    """
+    lengths = [ranked.stated("source_length"), ranked.stated("target_length")]
+    if lengths == [None, None]:
+        return
+    found = models.find_preset_in_name(_read_model_name(ranked, where))
+    if None not in lengths and found is not None and zoo.find_preset(found).family in ("decoder", "moe", "deepseek"):
+        training.setdefault("sequenceLength", sum(map(int, lengths)))
+        return
+    option = ranked.find_option("source_length", ranked.find_option("target_length", ""))
+    ranked.facts[0].unpriced[option] = "lengths of source and target are priced together, and for decoders alone"
 
 
 def _read_loss(ranked: PrioritizedFacts, name: str, training: Mapping[str, Any], micro: int) -> str | None:
@@ -634,6 +651,15 @@ def _read_adapters(ranked: PrioritizedFacts, name: str, rank: int, training: Map
         ranked.facts[0].unpriced[ranked.find_option("dora", "")] = "DoRA without adapters trains nothing"
     if option and quantization == "int8" and adapter == "qlora":
         ranked.facts[0].unpriced[option] = "QLoRA has weights in 4 bits"
+    own = ranked.find_option("adapter", "")
+    if has and own in ("--use_lora", "--use_peft_lora"):
+        left = [
+            option
+            for target, option in (("training.loraRank", "--lora_r"), ("lora_targets", "--lora_target_modules"))
+            if ranked.stated(target) is None
+        ]
+        if left:
+            ranked.facts[0].unpriced[own] = f"the script's own {' and '.join(left)} are not known"
     if not has and name == "trainer" and ranked.stated("training.loraRank") is not None:
         reason = "the script may train adapters, which only --use_peft or --use_lora says"
         ranked.facts[0].unpriced[ranked.find_option("training.loraRank", "")] = reason

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilecast.launch_options.options_table import UNKNOWN, Facts, OptionTable, Setting, spell_option
-from tilecast.readers.command import LaunchLine, add_allocation_counts, add_device_count, find_launch, read_command
+from tilecast.readers.command import (
+    LaunchLine,
+    add_allocation_counts,
+    add_device_count,
+    find_last_value,
+    find_launch,
+    list_other_words,
+    read_command,
+)
 from tilecast.readers.documents import flatten, list_leaf_settings, load_mapping
 from tilecast.readers.megatron import SCRIPTS as MEGATRON
 from tilecast.readers.megatron import read_megatron
@@ -517,13 +525,12 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
     litgpt = _read_litgpt(line.program, words, where) if line.program.startswith("litgpt ") else None
     if litgpt is not None:
         words = litgpt.words
-    paths = [word for word in words if word.endswith(_CONFIGURATIONS) and word[0] != "-" and "=" not in word]
     if line.program.rpartition("/")[2] in MEGATRON or _is_megatron(line):
         settings = OptionTable.read("megatron").split_words(words)
         reading = read_megatron(settings, where, line.program, world, has_model)
     elif table == "torchtitan":
-        path = _find_option_value(words, "--job.config_file") or _find_option_value(words, "--job.config-file")
-        module, function = _find_option_value(words, "--module"), _find_option_value(words, "--config")
+        path = find_last_value(words, "--job.config_file") or find_last_value(words, "--job.config-file")
+        module, function = find_last_value(words, "--module"), find_last_value(words, "--config")
         if path is None and module and function:
             return _read_registry(module, function, words, folder, world, has_model)
         if path is None:
@@ -532,25 +539,75 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
             {path: folder.read(path)}, folder, world, has_model, [w for w in words if w != path], table, line
         )
     elif table in ("axolotl", "llamafactory", "torchtune", "maxtext", "trl", "lightning") and (
-        path := _find_option_value(words, "--config") or next(iter(paths), None)
+        path := find_last_value(words, "--config") or _find_configuration(words, table)
     ):
-        over = [*(word for word in words if word not in (path, "--config")), *method]
+        over = [*(word for word in list_other_words(words, "--config") if word != path), *method]
         # MaxText's base.yml holds its defaults, which the table has.
         is_default = table == "maxtext" and path.rpartition("/")[2] == "base.yml" and not _can_read(folder, path)
         text = "run_name: ''" if is_default else _read_recipe_text(folder, path, table)
         reading = _read_configurations({path: text}, folder, world, has_model, over, table, line)
     elif table:
         settings = OptionTable.read(table).split_words([*words, *method])
-        extra = _read_launcher_facts(line, folder)
+        extra = [*_read_launcher_facts(line, folder), *_read_script_facts(line, settings, table)]
         reading = read_recipe(table, settings, where, folder.read, world, extra, line.gpus_per_node)
     else:
         remedy = "give its configuration file, or describe the job by flags"
         raise SpecError(where or "command", f"{line.program[:60]} is no training script that is known", remedy)
-    named = set(re.split(r"[\W_]+", line.program.rpartition("/")[2]))
-    if table == "trainer" and named & _UNSUPERVISED:
-        reason = "learning from preferences or rewards is not priced"
+    if table == "trainer" and (reason := _find_script_refusal(line)):
         reading = replace(reading, unpriced={line.program: reason, **reading.unpriced})
+    if table == "trainer" and not options & _TRAINER_OPTIONS and "plan.micro_batch" not in reading.origins:
+        note = f"The micro-batch of {reading.plan.micro_batch} is Trainer's default: that of the script is not known."
+        reading = replace(reading, notes=(*reading.notes, note))
     return replace(reading, gpus_per_node=line.gpus_per_node, program=line.program, words=tuple(words))
+
+
+def _read_script_facts(line: LaunchLine, settings: Sequence[Setting], table: str) -> list[Facts]:
+    """Return what a known script of Trainer adapts by `--use_lora`, or []."""
+    options = OptionTable.read(table)
+    model = next((one.text for one in settings if spell_option(one.option) == "model-name-or-path"), "").lower()
+    if not any(spell_option(one.option) == "use-lora" and one.text.lower() != "false" for one in settings):
+        return []
+    for row in options.facts.get("adapters", ()):
+        if line.program.rpartition("/")[2] == row["script"] and row["model"] in model:
+            defaults = [Setting(option, (value,)) for option, value in row["options"].items()]
+            # The first Qwen's script trains embedding and head of base models too.
+            is_quantized = any(spell_option(one.option) == "q-lora" and one.text.lower() != "false" for one in settings)
+            if re.search(r"qwen-\d", model) and "chat" not in model and not is_quantized:
+                defaults.append(Setting("--lora_modules_to_save", ("embed_tokens", "lm_head")))
+            return [options.read_facts(defaults, line.program)]
+    return []
+
+
+def _find_script_refusal(line: LaunchLine) -> str:
+    """Return why a script with options of Trainer trains something else than Trainer alone would, or ""."""
+    named = set(re.split(r"[\W_]+", line.program.rpartition("/")[2]))
+    if named & _UNSUPERVISED:
+        return "learning from preferences or rewards is not priced"
+    is_classifier = "classification" in named and "image" not in named
+    has_own_head = is_classifier or (named & _OTHER_HEADS and "seq2seq" not in named)
+    return "a head of its own on the language model is not priced" if has_own_head else ""
+
+
+_OTHER_HEADS = frozenset(("glue", "xnli", "squad", "qa", "ner", "swag"))
+"""Words in the names of Transformers' example scripts that replace the model's head."""
+_TRAINER_OPTIONS = frozenset(("per-device-train-batch-size", "model-name-or-path", "deepspeed", "deepspeed-config"))
+"""Options that only scripts of Trainer, and of Accelerate's examples, have."""
+
+
+def _find_configuration(words: Sequence[str], table: str) -> str | None:
+    """Return the file of a recipe that is a word of its own, or None.
+
+    A file behind an option is the option's value, such as `--deepspeed ds.json` or `--data.json_path train.json`.
+    """
+    files = [
+        place
+        for place, word in enumerate(words)
+        if word.endswith(_CONFIGURATIONS) and word[0] != "-" and "=" not in word
+    ]
+    own = [place for place in files if place == 0 or words[place - 1][:1] != "-" or "=" in words[place - 1]]
+    # Flags without values may stand before axolotl's file.
+    own += [place for place in files if table == "axolotl" and words[place].endswith((".yaml", ".yml"))]
+    return words[own[0]] if own else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -639,7 +696,7 @@ def _find_table(line: LaunchLine, options: set[str]) -> str:
         return "lightning"
     if options & {"finetuning-type", "stage", "cutoff-len"} and "model-name-or-path" in options:
         return "llamafactory"
-    if options & {"per-device-train-batch-size", "model-name-or-path", "deepspeed", "deepspeed-config"}:
+    if options & _TRAINER_OPTIONS:
         return "trainer"
     return "trainer" if line.launcher == "accelerate" else ""
 
@@ -677,15 +734,6 @@ _PROGRAMS = (
     ("maxtext", "maxtext"),
 )  # fmt: skip
 """Parts of programs' names, and the table of options for each."""
-
-
-def _find_option_value(words: Sequence[str], option: str) -> str | None:
-    for place, word in enumerate(words):
-        if word == option and place + 1 < len(words):
-            return words[place + 1]
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return None
 
 
 def _is_megatron(line: LaunchLine) -> bool:
