@@ -223,6 +223,25 @@ def test_a_csv_without_times_says_so(tmp_path: Path) -> None:
         read_log(str(file))
 
 
+@pytest.mark.parametrize("column", ["train|time", "train/time"])
+def test_the_clock_of_lightning_is_that_of_its_separator(column: str, tmp_path: Path) -> None:
+    """Lightning 2.6 separates by a slash. It writes the clock without the rows that only an evaluation has."""
+    beside = column.replace("time", "batches")
+    lines = [f"epoch,step,{beside},{column},train_loss,validate/time"]
+    for step, _, time, is_paused in _run(0.4):
+        lines += [f"0,{step},{step},{time:.4f},,", f"0,{step},,,2.5,"]
+        lines += [f",{step},,,,0.5"] if is_paused else []
+    (file := tmp_path / "metrics.csv").write_text("\n".join(lines))
+    assert read_log(str(file)).seconds == pytest.approx(0.4, rel=0.01)
+
+
+def test_a_metric_named_like_the_clock_of_lightning_alone_is_no_clock(tmp_path: Path) -> None:
+    lines = ["step,train/time,loss", *(f"{step},{0.5 + step % 3 / 100},1" for step in range(50))]
+    (file := tmp_path / "metrics.csv").write_text("\n".join(lines))
+    with pytest.raises(SpecError, match="no column with a time of a step"):
+        read_log(str(file))
+
+
 def test_links_of_a_folder_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     _write_csv(tmp_path / "there", _run(1.0))
@@ -311,7 +330,7 @@ def test_a_run_of_a_database_is_named_by_its_id(tmp_path: Path) -> None:
         read_log(str(file))
     assert read_log(str(file / ("a" * 32))).seconds == pytest.approx(1.0, rel=0.01)
     assert read_log(str(file / ("b" * 32))).seconds == pytest.approx(2.0, rel=0.01)
-    with pytest.raises(SpecError, match="mlflow.db/c: is no run with metrics in this database; name one of its runs"):
+    with pytest.raises(SpecError, match=r"mlflow\.db/c: is no run with metrics in this database; name one of its runs"):
         read_log(str(file / "c"))
 
 
