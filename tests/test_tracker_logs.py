@@ -360,6 +360,15 @@ def test_another_database_is_refused_in_one_line(statements: str, problem: str, 
     assert "\n" not in str(caught.value)
 
 
+def test_no_run_breaks_the_line_of_an_error(tmp_path: Path) -> None:
+    _write_mlflow_database(tmp_path, _run(1.0), "a")
+    _write_mlflow_database(tmp_path, _run(1.0), "b")
+    file = _write_mlflow_database(tmp_path, _run(1.0), "c\nd")
+    with pytest.raises(SpecError, match=r"mlflow\.db/b$") as caught:
+        read_log(str(file))
+    assert "\n" not in str(caught.value)
+
+
 def test_the_work_that_a_database_takes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = _write_mlflow_database(tmp_path, _run(1.0))
     monkeypatch.setattr(mlflow_database, "MAX_INSTRUCTIONS", 1000)

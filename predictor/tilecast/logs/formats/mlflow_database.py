@@ -57,7 +57,9 @@ def read(path: Path, run: str = "") -> LoggedRun | None:
         finally:
             connection.close()
     except (sqlite3.Error, OverflowError) as error:
-        raise SpecError(str(path), "cannot be read as a database of MLflow", str(error)[:200]) from None
+        raise SpecError(
+            str(path), "cannot be read as a database of MLflow", " ".join(str(error).split())[:200]
+        ) from None
 
 
 def _read_run(connection: Connection, path: Path, run: str) -> LoggedRun | None:
@@ -70,7 +72,8 @@ def _read_run(connection: Connection, path: Path, run: str) -> LoggedRun | None:
     connection.execute("PRAGMA trusted_schema = OFF")
     if connection.execute(_TABLES).fetchone()[0] != 2:
         raise SpecError(str(path), "is an SQLite database without the metrics of MLflow", "name the one of MLflow")
-    known = [name for (name,) in connection.execute(_RUNS) if isinstance(name, str)]
+    # Errors name runs, on one line.
+    known = [name for (name,) in connection.execute(_RUNS) if isinstance(name, str) and name.isprintable()]
     if not run and len(known) > 1:
         raise SpecError(str(path), f"has {len(known)} runs", f"name one of them, for instance {path}/{known[-1][:64]}")
     if run and run not in known:
