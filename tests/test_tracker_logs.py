@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from time import process_time
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast.logs import read_log
-from tilecast.logs.formats import mlflow
+from tilecast.logs.formats import mlflow, mlflow_database
 from tilecast.logs.protobuf import MessageError, iterate_fields
 from tilecast.logs.text import iterate_lines
 from tilecast.spec import SpecError
@@ -114,6 +115,34 @@ def _write_mlflow(folder: Path, points: Sequence[Point]) -> Path:
     return folder / "mlruns"
 
 
+MLFLOW_TABLES = """
+CREATE TABLE metrics (
+    key VARCHAR(250) NOT NULL, value FLOAT NOT NULL, timestamp BIGINT NOT NULL, run_uuid VARCHAR(32) NOT NULL,
+    step BIGINT DEFAULT '0' NOT NULL, is_nan BOOLEAN DEFAULT '0' NOT NULL,
+    CONSTRAINT metric_pk PRIMARY KEY (key, timestamp, step, run_uuid, value, is_nan)
+);
+CREATE TABLE params (key VARCHAR(250) NOT NULL, value VARCHAR(8000) NOT NULL, run_uuid VARCHAR(32) NOT NULL);
+"""
+"""The tables that are read, as MLflow 3.18 makes them."""
+
+
+def _write_mlflow_database(
+    folder: Path, points: Sequence[Point], run: str = "13130a9c8d1c40b4a5645cee09714f06"
+) -> Path:
+    file = folder / "mlflow.db"
+    is_new = not file.exists()
+    with closing(sqlite3.connect(file)) as connection:
+        if is_new:
+            connection.executescript(MLFLOW_TABLES)
+        rows = [("loss", 1.0, int(time * 1000) + row % 2, run, step) for row, (step, _, time, _) in enumerate(points)]
+        rows += [("eval_loss", 1.0, at - 1, run, step) for _, _, at, _, step in rows if step % 4 == 0]
+        rows += [("system/cpu", 1.0, at + number, run, 0) for _, _, at, _, _ in rows for number in range(3)]
+        connection.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, 0)", rows)
+        connection.execute("INSERT INTO params VALUES ('world_size', '8', ?)", (run,))
+        connection.commit()
+    return file
+
+
 def _write_csv(folder: Path, points: Sequence[Point]) -> Path:
     lines = ["epoch,step,train_loss,train|time,val_loss"]
     for step, _, time, is_paused in points:
@@ -128,6 +157,7 @@ WRITERS: dict[str, Callable[[Path, Sequence[Point]], Path]] = {
     "TensorBoard": _write_tensorboard,
     "Weights & Biases": _write_wandb,
     "MLflow": _write_mlflow,
+    "MLflow database": _write_mlflow_database,
     "Lightning CSV": _write_csv,
 }
 
@@ -153,7 +183,7 @@ def test_a_metric_of_the_step_comes_before_times(tmp_path: Path) -> None:
 
 
 def test_the_arguments_of_a_run_are_read(tmp_path: Path) -> None:
-    for name in ("Weights & Biases", "MLflow"):
+    for name in ("Weights & Biases", "MLflow", "MLflow database"):
         (folder := tmp_path / name).mkdir()
         found = read_log(str(WRITERS[name](folder, _run(1.0))))
         assert found.gpus == 8
@@ -193,6 +223,25 @@ def test_a_csv_without_times_says_so(tmp_path: Path) -> None:
         read_log(str(file))
 
 
+@pytest.mark.parametrize("column", ["train|time", "train/time"])
+def test_the_clock_of_lightning_is_that_of_its_separator(column: str, tmp_path: Path) -> None:
+    """Lightning 2.6 separates by a slash. It writes the clock without the rows that only an evaluation has."""
+    beside = column.replace("time", "batches")
+    lines = [f"epoch,step,{beside},{column},train_loss,validate/time"]
+    for step, _, time, is_paused in _run(0.4):
+        lines += [f"0,{step},{step},{time:.4f},,", f"0,{step},,,2.5,"]
+        lines += [f",{step},,,,0.5"] if is_paused else []
+    (file := tmp_path / "metrics.csv").write_text("\n".join(lines))
+    assert read_log(str(file)).seconds == pytest.approx(0.4, rel=0.01)
+
+
+def test_a_metric_named_like_the_clock_of_lightning_alone_is_no_clock(tmp_path: Path) -> None:
+    lines = ["step,train/time,loss", *(f"{step},{0.5 + step % 3 / 100},1" for step in range(50))]
+    (file := tmp_path / "metrics.csv").write_text("\n".join(lines))
+    with pytest.raises(SpecError, match="no column with a time of a step"):
+        read_log(str(file))
+
+
 def test_links_of_a_folder_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     _write_csv(tmp_path / "there", _run(1.0))
@@ -211,7 +260,7 @@ def _broken(data: bytes, seed: int) -> Iterator[bytes]:
         yield bytes(copy)
 
 
-@pytest.mark.parametrize("name", ["TensorBoard", "Weights & Biases"])
+@pytest.mark.parametrize("name", ["TensorBoard", "Weights & Biases", "MLflow database"])
 def test_broken_files_are_refused_or_read(name: str, tmp_path: Path) -> None:
     WRITERS[name](tmp_path, _run(1.0)[:40])
     (file,) = (item for item in tmp_path.rglob("*") if item.is_file())
@@ -270,3 +319,59 @@ def test_points_of_mlflow_are_bounded_over_all_metrics(tmp_path: Path, monkeypat
     monkeypatch.setattr(mlflow, "iterate_lines", counted)
     assert read_log(str(folder)).seconds == pytest.approx(1.0, rel=0.01)
     assert len(lines) <= 440 + 1, "a line more for the parameter"
+
+
+def test_a_run_of_a_database_is_named_by_its_id(tmp_path: Path) -> None:
+    _write_mlflow_database(tmp_path, _run(1.0), "a" * 32)
+    file = _write_mlflow_database(tmp_path, _run(2.0, seed=1), "b" * 32)
+    with pytest.raises(
+        SpecError, match=f"mlflow.db: has 2 runs; name one of them, for instance .*mlflow.db/{'b' * 32}$"
+    ):
+        read_log(str(file))
+    assert read_log(str(file / ("a" * 32))).seconds == pytest.approx(1.0, rel=0.01)
+    assert read_log(str(file / ("b" * 32))).seconds == pytest.approx(2.0, rel=0.01)
+    with pytest.raises(SpecError, match=r"mlflow\.db/c: is no run with metrics in this database; name one of its runs"):
+        read_log(str(file / "c"))
+
+
+ENDLESS_VIEW = """
+DROP TABLE metrics;
+CREATE VIEW metrics AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n;
+"""
+
+
+@pytest.mark.parametrize(
+    ("statements", "problem"),
+    [
+        ("DROP TABLE metrics", "without the metrics of MLflow"),
+        (ENDLESS_VIEW, "without the metrics of MLflow"),
+        ("DROP TABLE metrics; CREATE TABLE metrics (a)", "no such column"),
+        ("INSERT INTO metrics VALUES ('loss', 'x', 'y', 'r', x'00', 0)", "or too few"),
+        ("INSERT INTO metrics VALUES (zeroblob(2000000), 1, 1, 'r', 1, 0)", "cannot be read"),
+    ],
+)
+def test_another_database_is_refused_in_one_line(statements: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(MLFLOW_TABLES)
+        connection.executescript(statements)
+    with pytest.raises(SpecError, match=problem) as caught:
+        read_log(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_run_breaks_the_line_of_an_error(tmp_path: Path) -> None:
+    _write_mlflow_database(tmp_path, _run(1.0), "a")
+    _write_mlflow_database(tmp_path, _run(1.0), "b")
+    file = _write_mlflow_database(tmp_path, _run(1.0), "c\nd")
+    with pytest.raises(SpecError, match=r"mlflow\.db/b$") as caught:
+        read_log(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_work_that_a_database_takes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _write_mlflow_database(tmp_path, _run(1.0))
+    monkeypatch.setattr(mlflow_database, "MAX_INSTRUCTIONS", 1000)
+    monkeypatch.setattr(mlflow_database, "_CHUNK", 100)
+    with pytest.raises(SpecError, match="cannot be read as a database of MLflow; interrupted"):
+        read_log(str(file))

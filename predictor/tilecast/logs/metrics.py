@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilecast.logs.steps import LoggedRun, StepSeries, find_median
@@ -31,11 +31,15 @@ STEP_METRICS: Mapping[str, float] = {
 """Names of metrics with the duration of a step, and their unit in seconds."""
 CLOCK_METRICS: Sequence[str] = ("train|time", "_runtime", "_timestamp", "timestamp", "wall_time", "elapsed_seconds")
 """Names of metrics with a time in seconds, since the start of the run or since 1970."""
+THROUGHPUT_CLOCK = ("train/time", "train/batches")
+"""Clock of Lightning's ThroughputMonitor, and a metric that it writes beside it. Others name a duration so."""
 STEP_NUMBERS: Sequence[str] = (
     "train/global_step", "trainer/global_step", "global_step", "iteration", "iter", "train/step", "step", "_step",
 )  # fmt: skip
 """Names of metrics with the number of the step, best first."""
-_PAUSE = re.compile(r"(?:^|[/_|. -])(?:eval|val|valid|validation|test)(?:$|[/_|. -])", re.ASCII | re.IGNORECASE)
+_PAUSE = re.compile(
+    r"(?:^|[/_|. -])(?:eval|val|valid|validate|validation|test)(?:$|[/_|. -])", re.ASCII | re.IGNORECASE
+)
 _SYSTEM = re.compile(r"^(?:system|gpu|cpu|memory|_)", re.ASCII | re.IGNORECASE)
 
 
@@ -52,6 +56,13 @@ class MetricRow:
     def is_pause(self) -> bool:
         """Whether the metrics are of a kind that only an evaluation records."""
         return any(_PAUSE.search(name) for name in self.values)
+
+
+def list_clock_metrics(names: Collection[str]) -> Sequence[str]:
+    """Return the metrics with a time in seconds of those with the given names, best first."""
+    clock, beside = THROUGHPUT_CLOCK
+    found = [name for name in CLOCK_METRICS if name in names]
+    return [clock, *found] if clock in names and beside in names else found
 
 
 def find_metric_run(rows: Sequence[MetricRow], name: str) -> LoggedRun | None:
@@ -75,9 +86,8 @@ def _list_series(rows: Sequence[MetricRow]) -> Iterable[StepSeries]:
     for metric, unit in STEP_METRICS.items():
         if metric in counts:
             yield _make_series(rows, metric, unit)
-    for metric in CLOCK_METRICS:
-        if metric in counts:
-            yield _make_series(rows, metric)
+    for metric in list_clock_metrics(counts):
+        yield _make_series(rows, metric)
     trained = [key for key in counts if not _PAUSE.search(key) and not _SYSTEM.match(key) and key not in STEP_NUMBERS]
     if trained and any(row.time is not None for row in rows):
         # A loss is recorded once for each step. Of metrics that are equally frequent it is the safest.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tilecast.logs.formats import FILE_FORMATS, FOLDER_FILES, NAMES, TEXT_FORMATS, mlflow, tensorboard
+from tilecast.logs.formats import FILE_FORMATS, FOLDER_FILES, NAMES, TEXT_FORMATS, mlflow, mlflow_database, tensorboard
 from tilecast.logs.steps import LoggedRun
 from tilecast.logs.text import find_logged_run, iterate_lines
 from tilecast.spec import SpecError
@@ -27,7 +27,7 @@ def read_log(name: str) -> LoggedRun:
     Nothing is executed, and no link in a folder is followed.
 
     Args:
-        name: path of a log, or of a folder that contains one run.
+        name: path of a log, of a folder that contains one run, or of a run in a database (`mlflow.db/RUN`).
 
     Raises:
         SpecError: the log cannot be read, is larger than `MAX_BYTES`, or contains too few steps.
@@ -36,6 +36,8 @@ def read_log(name: str) -> LoggedRun:
     try:
         if path.is_dir():
             return _read_folder(path)
+        if not path.exists() and _is_database(path.parent):
+            return _read_file(path.parent, path.name)
         if not path.is_file():
             problem = "is no file" if path.exists() else "cannot be read: there is no such file"
             raise SpecError(name, problem, "name a log")
@@ -44,15 +46,25 @@ def read_log(name: str) -> LoggedRun:
         raise SpecError(name, "cannot be read", str(error.strerror or error)) from None
 
 
-def _read_file(path: Path) -> LoggedRun:
+def _is_database(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as handle:
+        return mlflow_database.recognise(path, handle.read(HEAD))
+
+
+def _read_file(path: Path, run_of_database: str = "") -> LoggedRun:
     _check_size(path, path)
     with path.open("rb") as handle:
         head = handle.read(HEAD)
     found = next((item for item in FILE_FORMATS if item.recognise(path, head)), None)
-    run = None if found is None else found.read(path)
+    if run_of_database:
+        run = mlflow_database.read(path, run_of_database)
+    else:
+        run = None if found is None else found.read(path)
     if run is None and (found is None or b"\0" not in head):
         if found is None and b"\0" in head:
-            remedy = "give a text log, an event file of TensorBoard, or a run-….wandb"
+            remedy = "give a text log, an event file of TensorBoard, a run-….wandb, or an mlflow.db"
             raise SpecError(str(path), "is a binary file of no known format", remedy)
         run = find_logged_run(iterate_lines(path), TEXT_FORMATS)
     if run is None:

@@ -10,6 +10,7 @@ from tilecast.logs.formats import (
     maxtext,
     megatron,
     mlflow,
+    mlflow_database,
     nanogpt,
     nemo,
     tensorboard,
@@ -49,12 +50,14 @@ FILE_FORMATS: Sequence[FileFormat] = (
     FileFormat(wandb.NAME, wandb.recognise, wandb.read),
     FileFormat(tensorboard.NAME, tensorboard.recognise, tensorboard.read),
     FileFormat(lightning_csv.NAME, lightning_csv.recognise, lightning_csv.read),
+    FileFormat(mlflow_database.NAME, mlflow_database.recognise, mlflow_database.read),
     FileFormat(trainer_state.NAME, trainer_state.recognise, trainer_state.read),
 )
 FOLDER_FILES: Mapping[str, str] = {
     wandb.NAME: wandb.PATTERN,
     tensorboard.NAME: tensorboard.PATTERN,
     mlflow.NAME: mlflow.PATTERN,
+    mlflow_database.NAME: mlflow_database.PATTERN,
     trainer_state.NAME: "trainer_state.json",
     lightning_csv.NAME: "metrics.csv",
 }
@@ -63,4 +66,13 @@ NAMES: Sequence[str] = tuple(
     dict.fromkeys([*(item.name for item in TEXT_FORMATS), *(item.name for item in FILE_FORMATS), mlflow.NAME])
 )
 
-__all__ = ["FILE_FORMATS", "FOLDER_FILES", "NAMES", "TEXT_FORMATS", "FileFormat", "mlflow", "tensorboard"]
+__all__ = [
+    "FILE_FORMATS",
+    "FOLDER_FILES",
+    "NAMES",
+    "TEXT_FORMATS",
+    "FileFormat",
+    "mlflow",
+    "mlflow_database",
+    "tensorboard",
+]

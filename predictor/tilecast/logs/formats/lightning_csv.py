@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from tilecast.logs.metrics import CLOCK_METRICS, STEP_METRICS, STEP_NUMBERS, MetricRow, find_metric_run
+from tilecast.logs.metrics import STEP_METRICS, STEP_NUMBERS, MetricRow, find_metric_run, list_clock_metrics
 from tilecast.logs.steps import MAX_STEPS, LoggedRun
 from tilecast.logs.text import iterate_lines
 from tilecast.spec import SpecError
@@ -26,8 +26,10 @@ def read(path: Path) -> LoggedRun | None:
     """
     lines = iterate_lines(path)
     columns = next(csv.reader([next(lines, "").removeprefix("\ufeff")]), [])
-    for names, noun in ((STEP_NUMBERS, "step number"), ((*STEP_METRICS, *CLOCK_METRICS), "time of a step")):
-        if not set(columns) & set(names):
+    times = [*list_clock_metrics(columns), *(name for name in STEP_METRICS if name in columns)]
+    numbers = [name for name in STEP_NUMBERS if name in columns]
+    for found, noun in ((numbers, "step number"), (times, "time of a step")):
+        if not found:
             problem = f"has no column with a {noun}"
             raise SpecError(str(path), problem, "log step_time (seconds) or ThroughputMonitor, or give the seconds")
     return find_metric_run(list(islice(_iterate_rows(lines, columns), MAX_STEPS)), NAME)
