@@ -112,7 +112,13 @@ def test_without_a_network_one_line_says_what_to_do(
         logger.warning("Retrying in 1s [Retry 1/5].")
         raise LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub")
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+    class Package:
+        @property
+        def hf_hub_download(self) -> object:
+            logging.getLogger("huggingface_hub").setLevel(logging.WARNING)
+            return download
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Package())
     try:
         assert main(["advise", name, "--gpus", "l4:8", "--seq", "1024", "--batch", "64"]) == 2
         logger.warning("as before")

@@ -531,8 +531,8 @@ def test_a_config_of_many_labels_fits_into_a_job(tmp_path: Path, capsys: pytest.
     ("name", "rest"),
     [
         ("whisper", "unknown model 'whisper'; give its config.json"),
-        ("openai/whisper-large-v3", "whisper-large-v3'; give its config.json"),
-        ("facebook/dinov2-large", "dinov2-large'; give its config.json"),
+        ("openai/whisper-large-v3", "whisper-large-v3': it is no preset"),
+        ("facebook/dinov2-large", "dinov2-large': it is no preset"),
         ("my_model", "unknown model 'my_model'; `tilecast show models` lists them"),
         ("model.safetensors", "holds weights, not what is computed with them; give the model's config.json"),
         ("Llama3", "did you mean llama-3-8b, llama-3.1-8b, llama-3-70b"),

@@ -110,8 +110,10 @@ def _download_config(name: str, plain: str, revision: str | None) -> tuple[Path,
         remedy = "give its config.json, or install the extra: pip install 'tilecast[hub]'"
         raise HubUnavailableError(name, problem, remedy) from None
     try:
+        # The package sets its own level of logging when this name is first looked up.
+        download = huggingface_hub.hf_hub_download
         with _silence_package():
-            path = Path(huggingface_hub.hf_hub_download(plain, "config.json", revision=revision))
+            path = Path(download(plain, "config.json", revision=revision))
     # The package raises errors of several HTTP libraries, whose classes changed between its versions.
     except Exception as error:
         if type(error).__name__ == "LocalEntryNotFoundError":
