@@ -223,10 +223,10 @@ def test_only_arrived_jobs_of_one_kind_are_interchangeable() -> None:
 def test_a_queue_of_few_kinds_is_planned_with_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     trials, real = [], Assignment.try_moves
     monkeypatch.setattr(Assignment, "try_moves", lambda *given: trials.append(1) or real(*given))
-    plan = solve(few_kinds(3, 30), is_bounded=False)
+    plan = solve(few_kinds(2, 30), is_bounded=False)
     few = len(trials)
-    unlike = (replace(one, own_weight=1.0, weight=1 + row * 1e-6) for row, one in enumerate(few_kinds(3, 30).jobs))
-    apart = solve(QueueProblem(tuple(unlike), few_kinds(3, 30).pools), is_bounded=False)
+    unlike = (replace(one, own_weight=1.0, weight=1 + row * 1e-6) for row, one in enumerate(few_kinds(2, 30).jobs))
+    apart = solve(QueueProblem(tuple(unlike), few_kinds(2, 30).pools), is_bounded=False)
     assert few < 0.5 * (len(trials) - few)
     assert plan.score[1] <= apart.score[1] * (1 + 1e-3)
 

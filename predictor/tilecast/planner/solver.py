@@ -59,7 +59,7 @@ _RESTARTS, _RESTART_MOVES = 40, 6
 _TRIALS_PER_OPTION = 20
 """Most trials per option in one run of simulated annealing."""
 _COUNTED_EQUAL = 3
-"""Most jobs of a class of equal jobs that add to the effort of a search with annealing."""
+"""Most jobs of a class of equal jobs with one GPU count that add to the effort of a search with annealing."""
 _MISSED_PRICE = 0.1
 """Penalty in simulated annealing for a missed deadline of mean weight, as a share of the deciding value."""
 _NEAR_MOVES = 0.3
@@ -290,7 +290,7 @@ def _search_plan(first: Assignment, effort: int, bound: float | None) -> Assignm
 
     A larger queue is improved by local search. Only if its plan may be far from the best one is it annealed too.
 
-    Equal jobs are interchangeable, so a queue of few kinds of jobs has fewer plans, and gets less effort.
+    Equal jobs are interchangeable, so a queue of few kinds of jobs with one GPU count each gets less effort.
 
     Args:
         first: the plan to begin with.
@@ -367,10 +367,16 @@ def _meets_bound(current: Assignment, bound: float | None) -> bool:
 
 
 def _count_distinct_share(columns: QueueColumns) -> float:
-    """Return the share of the options that is left if each class of equal jobs has few jobs."""
+    """Return the share of the options that is left if each class of equal jobs with one GPU count has few jobs.
+
+    Jobs with several counts on a pool all remain: their counts depend on each other, even if the jobs are equal.
+    """
     jobs = np.bincount(columns.need)
     options = np.bincount(columns.need, np.diff(columns.first))
-    return float((options * np.minimum(_COUNTED_EQUAL / np.maximum(jobs, 1), 1.0)).sum() / options.sum())
+    places = np.unique(columns.job * len(columns.pools) + columns.pool) // len(columns.pools)
+    is_rigid = np.bincount(columns.need, np.bincount(places)) == options
+    left = np.where(is_rigid, np.minimum(_COUNTED_EQUAL / np.maximum(jobs, 1), 1.0), 1.0)
+    return float((options * left).sum() / options.sum())
 
 
 def _anneal_plan(first: Assignment, budget: _TrialBudget, seed: int, temperatures: tuple[float, float]) -> Assignment:
