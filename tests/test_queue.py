@@ -17,6 +17,7 @@ from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, check_problem
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.relaxation import JobClasses, bound_completion_in_order
+from tilecast.planner.repeats import TriedMoves
 from tilecast.planner.solver import solve
 from tilecast.planner.timeline import (
     FreeNodes,
@@ -25,6 +26,7 @@ from tilecast.planner.timeline import (
     SimulationState,
     _simulate_mixed_sizes,
     _start_few_tasks,
+    simulate_pool,
     simulate_start_times,
 )
 from tilecast.planner.totals import build_report, list_late_jobs
@@ -104,6 +106,19 @@ def test_few_jobs_start_as_in_the_general_simulation(seed: int) -> None:
         assert (few.begin, few.order) == (general.begin, general.order)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_jobs_of_one_size_and_queue_start_as_in_the_general_simulation(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    size, count = draw.choice([1, 2, 4, 8]), draw.randint(1, 40)
+    quotas = draw.choice([{"q": draw.randint(0, 16)}, {"other": 3}, {"q": draw.randint(0, 16), "other": 1}])
+    pool = PoolCapacity("a", draw.randint(1, 4), 4, quotas=quotas)
+    tasks = PoolTasks([size] * count, [draw.uniform(1, 9) for _ in range(count)], queues=["q"] * count)
+    made, general = simulate_pool(pool, tasks), PoolSimulation([math.inf] * count)
+    _simulate_mixed_sizes(tasks, SimulationState(0.0, FreeNodes(4, pool.free), dict(quotas)), general)
+    assert made.begin == general.begin
+    assert not made.moments  # no state is stored where the starts need no simulation
+
+
 @pytest.mark.parametrize("count", [30, 160])
 @pytest.mark.parametrize("seed", range(20))
 def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginning(seed: int, count: int) -> None:
@@ -153,6 +168,78 @@ def test_places_of_one_job_that_are_tried_in_turn_are_each_simulated_as_from_the
         assert all(line.finish.tolist() == anew.pools[pool].finish.tolist() for pool, line in changed.items())
         if draw.random() < 0.4:
             current.apply_moves(moves, changed)
+
+
+def few_kinds(seed: int, count: int) -> QueueProblem:
+    """Draw a queue of few kinds of jobs, on pools of which some have quotas."""
+    draw = random.Random(seed)  # noqa: S311
+    pools = tuple(
+        PoolCapacity(f"p{i}", draw.randint(1, 3), 2, quotas=draw.choice([{}, {"": 3}, {"": 2, "q": 2}]))
+        for i in range(3)
+    )
+    sizes = (1, 2) if seed % 2 else (1,)
+    kinds = [
+        (draw.choice(["", "q"]), [option(pool.name, gpus, draw.uniform(5, 40)) for pool in pools for gpus in sizes])
+        for _ in range(2)
+    ]
+    drawn = (draw.choice(kinds) for _ in range(count))
+    jobs = (job(f"j{i}", *ways, arrival_s=i - count, queue=queue) for i, (queue, ways) in enumerate(drawn))
+    return QueueProblem(tuple(jobs), pools)
+
+
+@pytest.mark.parametrize("policy", ["completion", "makespan", "cost"])
+@pytest.mark.parametrize("seed", [0, 1, 2, 4, 5, 6])
+def test_moves_that_repeat_one_another_give_equal_scores(seed: int, policy: str) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    held = build_columns(check_problem(few_kinds(seed, 12))[0])
+    current = Assignment(held, POLICIES[policy], [draw.choice(held.get_option_range(row)) for row in range(12)])
+    drawn = []
+    for _ in range(60):
+        some = [row for row in draw.sample(range(12), draw.randint(1, 2)) if len(held.get_option_range(row)) > 1]
+        moves = {
+            row: draw.choice([way for way in held.get_option_range(row) if way != current.option[row]]) for row in some
+        }
+        drawn += [moves] if moves else []
+    scores, repeated = [current.try_moves(moves)[0] for moves in drawn], 0
+    for one, score in zip(drawn, scores, strict=True):
+        for other, same in zip(drawn, scores, strict=True):
+            tried = TriedMoves.from_columns(held)
+            assert tried is not None
+            assert not tried.is_repeated(current, one)
+            if tried.is_repeated(current, other):
+                repeated += one != other
+                assert same == pytest.approx(score, rel=1e-9)
+    assert repeated
+
+
+def test_only_arrived_jobs_of_one_kind_are_interchangeable() -> None:
+    problem = few_kinds(1, 12)
+    late = replace(problem, jobs=(*problem.jobs[:-1], replace(problem.jobs[-1], arrival_s=1.0)))
+    unlike = replace(problem, jobs=tuple(replace(one, weight=1.0 + row) for row, one in enumerate(problem.jobs)))
+    for item in (late, unlike):
+        assert TriedMoves.from_columns(build_columns(check_problem(item)[0])) is None
+
+
+def test_a_queue_of_few_kinds_is_planned_with_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials, real = [], Assignment.try_moves
+    monkeypatch.setattr(Assignment, "try_moves", lambda *given: trials.append(1) or real(*given))
+    plan = solve(few_kinds(2, 30), is_bounded=False)
+    few = len(trials)
+    unlike = (replace(one, own_weight=1.0, weight=1 + row * 1e-6) for row, one in enumerate(few_kinds(2, 30).jobs))
+    apart = solve(QueueProblem(tuple(unlike), few_kinds(2, 30).pools), is_bounded=False)
+    assert few < 0.5 * (len(trials) - few)
+    assert plan.score[1] <= apart.score[1] * (1 + 1e-3)
+
+
+def test_the_bound_knows_quotas() -> None:
+    jobs = tuple(job(f"j{i}", option("a", 1, 10.0), queue="q") for i in range(4))
+    pools = (PoolCapacity("a", 4, 1, quotas={"q": 1}),)
+    plan = solve(QueueProblem(jobs, pools))
+    assert plan.score[1] == pytest.approx(25)
+    assert plan.gap == pytest.approx(0, abs=0.01)
+    free = (*jobs, job("free", option("a", 1, 10.0)))  # has no quota, so that the pool may be used whole
+    both = solve(QueueProblem(free, pools))
+    assert both.bound is not None and both.bound <= both.score[1]
 
 
 # The solver against every plan.

@@ -44,6 +44,8 @@ class QueuePolicy:
     """Index of the score's value by which plans are judged. The values before it are only counts."""
     unit: Literal["seconds", "price", "ratio"] = "seconds"
     needs_price: bool = False
+    has_equal_jobs: bool = True
+    """Whether jobs that differ only in name and arrival are interchangeable once they have arrived."""
 
     def __reduce__(self) -> tuple[Callable[[str], QueuePolicy], tuple[str]]:
         """Pickle the policy by its name, because its functions cannot be pickled."""
@@ -112,7 +114,7 @@ POLICIES: dict[str, QueuePolicy] = {
         QueuePolicy(
             "fairness", "the least of the largest finish-time fairness ratio", _fairness_score_terms, _fairness_stake,
             lambda columns, options, value: columns.arrival + value * columns.alone - columns.seconds[options],
-            unit="ratio",
+            unit="ratio", has_equal_jobs=False,
         ),
     )
 }  # fmt: skip

@@ -415,7 +415,17 @@ _MOMENTS = 16
 
 
 def _count_gpus_by_pool(columns: QueueColumns) -> Floats:
-    return np.array([pool.gpus for pool in columns.pools], dtype=float)
+    """Return the most GPUs of each pool that the jobs may use at once, by its nodes and by the quotas of their queues.
+
+    A pool that a job without a quota may use is limited by its nodes alone.
+    """
+    gpus = np.array([pool.gpus for pool in columns.pools], dtype=float)
+    for index, pool in enumerate(columns.pools):
+        if pool.quotas:
+            here = np.unique(columns.job[columns.pool == index]).tolist()
+            quotas = [pool.quotas.get(queue, pool.gpus) for queue in {columns.problem.jobs[job].queue for job in here}]
+            gpus[index] = min(pool.gpus, sum(quotas))
+    return gpus
 
 
 def _count_fastest_options(columns: QueueColumns, classes: JobClasses) -> Floats:

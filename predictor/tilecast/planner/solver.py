@@ -20,17 +20,24 @@ from tilecast.planner.columns import QueueColumns, build_columns
 from tilecast.planner.policies import POLICIES, QueuePolicy, smith_ratio
 from tilecast.planner.problem import QueueProblem, UnplannedJob, check_problem, sort_jobs
 from tilecast.planner.relaxation import JobClasses, RelaxedSolution
+from tilecast.planner.repeats import TriedMoves
 from tilecast.spec import Floats, Ints, SpecError
 
 EFFORT = 600_000
 """Number of job starts that may be simulated. Each trial counts `_TRIAL` more, whatever its size."""
 _TRIAL = 60
+_REPEATED = 4
+"""What a move that repeats another one counts instead."""
 _MAX_SMALL_JOBS = 40
 """Largest queue that is annealed whatever its gap. In larger ones the most promising options are tried first."""
 _MAX_SWAP_JOBS = 100
 """Largest queue in which swaps of every pair of jobs are tried. In larger ones only single jobs move."""
 MAX_ANNEALED_JOBS = 100
 """Largest queue that is annealed if its plan may be far from the best one."""
+_CLOSE = 0.05
+"""Gap up to which a plan is close enough to its bound, so that the order of the jobs raises the bound no more."""
+_MET = 1e-6
+"""Gap up to which a plan counts as one that meets its bound, so that only a local search follows."""
 FAR = 0.3
 """Gap above which a plan may be far from the best one, so that the search of a larger queue goes on."""
 _TRIED_OPTIONS = 3
@@ -51,6 +58,8 @@ _RESTARTS, _RESTART_MOVES = 40, 6
 """Most restarts of the local search, and the most jobs that a restart moves at random."""
 _TRIALS_PER_OPTION = 20
 """Most trials per option in one run of simulated annealing."""
+_COUNTED_EQUAL = 3
+"""Most jobs of a class of equal jobs with one GPU count that add to the effort of a search with annealing."""
 _MISSED_PRICE = 0.1
 """Penalty in simulated annealing for a missed deadline of mean weight, as a share of the deciding value."""
 _NEAR_MOVES = 0.3
@@ -260,9 +269,12 @@ def _bound_score(
 def _bound_in_order(planned: QueueSolution) -> float | None:
     """Return the lower bound of a plan in Kueue's order: the higher of its bound and the one for plans in that order.
 
-    If there is neither, return None.
+    If there is neither, return None. A bound that is close to the plan is returned as it is.
     """
-    found = relaxation.bound_completion_in_order(planned.columns, float(planned.finish.max()))
+    if planned.gap is not None and planned.gap <= _CLOSE:
+        return planned.bound
+    most = relaxation.MOST_COLUMNS // (_RESUME_DIVISOR if _only_extends_plan(planned.columns) else 1)
+    found = relaxation.bound_completion_in_order(planned.columns, float(planned.finish.max()), most)
     return max((item for item in (planned.bound, found) if item is not None), default=None)
 
 
@@ -278,6 +290,8 @@ def _search_plan(first: Assignment, effort: int, bound: float | None) -> Assignm
 
     A larger queue is improved by local search. Only if its plan may be far from the best one is it annealed too.
 
+    Equal jobs are interchangeable, so a queue of few kinds of jobs with one GPU count each gets less effort.
+
     Args:
         first: the plan to begin with.
         effort: number of job starts that each part of the search may simulate.
@@ -289,15 +303,21 @@ def _search_plan(first: Assignment, effort: int, bound: float | None) -> Assignm
         is_far = bound is not None and first.score[first.policy.deciding] > bound * (1 + FAR)
         if len(first.option) > MAX_ANNEALED_JOBS or not is_far:
             return first
+    elif _meets_bound(first, bound):
+        first = first.copy()
+        _improve_plan(first, _TrialBudget(effort))
+        return first
+    share = _count_distinct_share(first.columns)
+    effort = int(effort * share)
     columns, best = first.columns, _restart_search(first, _TrialBudget(int(effort * _RESTARTED)))
     kept = _list_usual_options(columns)
     some = columns.select_options(kept)
     start = _choose_starting_plan(some, first.policy)
     for seed in range(_ANNEALED_RUNS):
-        found = _anneal_plan(start, _make_annealing_budget(effort, len(kept)), seed, _TEMPERATURES)
+        found = _anneal_plan(start, _make_annealing_budget(effort, share * len(kept)), seed, _TEMPERATURES)
         if is_better_score(found.score, best.score):
             best = Assignment(columns, first.policy, kept[found.option].tolist())
-    again = _anneal_plan(best, _make_annealing_budget(effort, len(columns.options)), 0, _TEMPERATURES_AGAIN)
+    again = _anneal_plan(best, _make_annealing_budget(effort, share * len(columns.options)), 0, _TEMPERATURES_AGAIN)
     best = again if is_better_score(again.score, best.score) else best
     current = best.copy()
     _improve_plan(current, _TrialBudget(int(effort * _IMPROVED)))
@@ -333,9 +353,30 @@ def _list_usual_options(columns: QueueColumns) -> Ints:
     return np.flatnonzero(is_kept)
 
 
-def _make_annealing_budget(effort: int, options: int) -> _TrialBudget:
+def _make_annealing_budget(effort: int, options: float) -> _TrialBudget:
     """Return the budget of one run of simulated annealing over a number of options."""
-    return _TrialBudget(min(int(effort * _ANNEALED), 2 * _TRIAL * _TRIALS_PER_OPTION * options))
+    return _TrialBudget(int(min(effort * _ANNEALED, 2 * _TRIAL * _TRIALS_PER_OPTION * options)))
+
+
+def _meets_bound(current: Assignment, bound: float | None) -> bool:
+    """Return whether no plan can be better in the values up to the deciding one."""
+    deciding = current.policy.deciding
+    if bound is None or any(current.score[:deciding]):
+        return False
+    return current.score[deciding] <= bound + _MET * abs(bound)
+
+
+def _count_distinct_share(columns: QueueColumns) -> float:
+    """Return the share of the options that is left if each class of equal jobs with one GPU count has few jobs.
+
+    Jobs with several counts on a pool all remain: their counts depend on each other, even if the jobs are equal.
+    """
+    jobs = np.bincount(columns.need)
+    options = np.bincount(columns.need, np.diff(columns.first))
+    places = np.unique(columns.job * len(columns.pools) + columns.pool) // len(columns.pools)
+    is_rigid = np.bincount(columns.need, np.bincount(places)) == options
+    left = np.where(is_rigid, np.minimum(_COUNTED_EQUAL / np.maximum(jobs, 1), 1.0), 1.0)
+    return float((options * left).sum() / options.sum())
 
 
 def _anneal_plan(first: Assignment, budget: _TrialBudget, seed: int, temperatures: tuple[float, float]) -> Assignment:
@@ -413,12 +454,23 @@ class _TrialBudget:
     def is_spent(self) -> bool:
         return self.left <= 0
 
-    def try_moves(self, current: Assignment, moves: dict[int, int]) -> bool:
-        """Apply moves to the plan if they improve its score, and return whether they do."""
+    def try_moves(self, current: Assignment, moves: dict[int, int], tried: TriedMoves | None = None) -> bool:
+        """Apply moves to the plan if they improve its score, and return whether they do.
+
+        Args:
+            current: the plan.
+            moves: new options by job.
+            tried: moves that did not improve this plan. Moves that repeat one of them are not simulated.
+        """
+        if tried is not None and tried.is_repeated(current, moves):
+            self.left -= _REPEATED
+            return False
         score, changed = self.simulate_moves(current, moves)
         if not is_better_score(score, current.score):
             return False
         current.apply_moves(moves, changed)
+        if tried is not None:
+            tried.forget()
         return True
 
     def simulate_moves(
@@ -441,20 +493,21 @@ def _improve_plan(current: Assignment, budget: _TrialBudget) -> None:
     then.
     """
     is_wide = len(current.option) <= _MAX_SMALL_JOBS
+    tried = TriedMoves.from_columns(current.columns) if current.policy.has_equal_jobs else None
     while not budget.is_spent:
         is_better = False
         for job, options in _list_moves(current, is_wide=is_wide):
             for option in options:
                 if option != current.option[job] and not budget.is_spent:
-                    is_better |= budget.try_moves(current, {job: option})
+                    is_better |= budget.try_moves(current, {job: option}, tried)
         if not is_better and is_wide and len(current.option) <= _MAX_SWAP_JOBS:
-            is_better = _swap_pairs(current, budget)
+            is_better = _swap_pairs(current, budget, tried)
         if not is_better and is_wide:
             return
         is_wide |= not is_better
 
 
-def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
+def _swap_pairs(current: Assignment, budget: _TrialBudget, tried: TriedMoves | None) -> bool:
     """Swap the pools of two jobs wherever that improves the plan. Return whether any swap was made."""
     columns, is_better = current.columns, False
     for one in range(len(current.option)):
@@ -465,7 +518,7 @@ def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
             for there in columns.get_option_range(one):
                 for here in columns.get_option_range(two):
                     if (columns.pool[there], columns.pool[here]) == (pools[1], pools[0]) and not budget.is_spent:
-                        is_better |= budget.try_moves(current, {one: there, two: here})
+                        is_better |= budget.try_moves(current, {one: there, two: here}, tried)
     return is_better
 
 

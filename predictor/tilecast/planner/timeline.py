@@ -160,8 +160,10 @@ def simulate_pool(
         since: the state of `other` from which to resume.
         begin: start times of jobs that have started in that state. Infinite for all other jobs.
     """
-    if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
-        return PoolSimulation(_start_equal_tasks(_count_jobs_that_fit(pool, tasks.gpus[0]), tasks.seconds))
+    if tasks.ready_s is None and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
+        places = _count_equal_tasks(pool, tasks)
+        if places is not None:
+            return PoolSimulation(_start_equal_tasks(places, tasks.seconds))
     if tasks.ready_s is None and not pool.quotas and len(tasks.gpus) <= SNAPSHOT_INTERVAL:
         return _start_few_tasks(pool, tasks)
     if other is None or since is None or begin is None:
@@ -174,6 +176,17 @@ def simulate_pool(
     made = PoolSimulation(begin, other.order[: since.started], earlier)
     _simulate_mixed_sizes(tasks, since.copy(), made)
     return made
+
+
+def _count_equal_tasks(pool: PoolCapacity, tasks: PoolTasks) -> int | None:
+    """Return how many of some tasks of one size can run at once, or None if they have several queues with quotas."""
+    places = _count_jobs_that_fit(pool, tasks.gpus[0])
+    if not pool.quotas:
+        return places
+    if tasks.queues is None or tasks.queues.count(tasks.queues[0]) < len(tasks.queues):
+        return None
+    quota = pool.quotas.get(tasks.queues[0])
+    return places if quota is None else min(places, quota // tasks.gpus[0])
 
 
 def _count_jobs_that_fit(pool: PoolCapacity, gpus: int) -> int:
