@@ -128,7 +128,7 @@ DEFINED: Mapping[str, set[str | float]] = {
     "planner/owners.py": {0.03},
     "planner/problem.py": {0.02, 0.05, 0.95},
     "planner/relaxation.py": {1.5},
-    "planner/solver.py": {0.0005, 0.01, 0.03, 0.3, 0.4, 0.6, 0.95, "_TEMPERATURES", "_TEMPERATURES_AGAIN"},
+    "planner/solver.py": {0.0005, 0.01, 0.03, 0.05, 0.3, 0.4, 0.6, 0.95, "_TEMPERATURES", "_TEMPERATURES_AGAIN"},
     "public/scanning.py": {0.05},
     "public/advising.py": {0.05},
     "advice/sharing.py": {0.8, 1.25},

@@ -400,7 +400,7 @@ def test_megatron_parses_its_options() -> None:
     assert set(table.options) - known == {"tokenizer-name-or-path", "fp8-hybrid"}
     assert set(table.unpriced) - known == {
         "use-custom-fsdp", "decoder-pipeline-manual-split-list", "pipeline-model-parallel-split-rank",
-        "moe-extended-tp", "deepspeed",
+        "moe-extended-tp", "deepspeed", "retro-add-retriever",
     }  # fmt: skip
 
 
