@@ -374,7 +374,7 @@ def test_a_job_that_kueue_places_starts_where_kueue_finds_room(seed: int) -> Non
     problem, _ = drawn(random.Random(seed))  # noqa: S311
     solution = solve(problem)
     held = solution.columns
-    flavors = {"q": [pool.name for pool in reversed(problem.pools)]}
+    flavors = {one.name: [pool.name for pool in reversed(problem.pools)] for one in held.problem.jobs}
     asking = {row: 1 for row, runs in enumerate(held.is_running) if not runs and row % 3}
     entries = list_kueue_entries(solution, asking, flavors)
     assert entries.keys() == asking.keys()
@@ -395,8 +395,20 @@ def test_kueue_tries_the_flavors_of_a_queue_in_their_order() -> None:
     jobs = tuple(job(f"j{number}", *ways, queue="q", arrival_s=float(number - 5)) for number in range(3))
     solution = solve(QueueProblem(jobs, pools))
     assert [solution.columns.options[way].pool for way in solution.option] == ["a", "a", "a"]
-    entries = list_kueue_entries(solution, dict.fromkeys(range(3), 1), {"q": ["b", "a"]})
+    order = {f"j{number}": ["b", "a"] for number in range(3)}
+    entries = list_kueue_entries(solution, dict.fromkeys(range(3), 1), order)
     assert [entries[row].option.pool for row in range(3)] == ["b", "a", "a"]
     assert [entries[row].start_s for row in range(3)] == [0.0, 0.0, 10.0]
-    mixed = list_kueue_entries(solution, {2: 1}, {"q": ["b", "a"]})
+    mixed = list_kueue_entries(solution, {2: 1}, order)
     assert mixed.keys() == {2} and (mixed[2].option.pool, mixed[2].start_s) == ("b", 0.0)
+
+
+def test_the_flavors_of_one_job_are_not_those_of_another_of_its_queue() -> None:
+    pools = PoolCapacity("a", 1, 1), PoolCapacity("b", 1, 1)
+    jobs = (
+        job("both", option("a", 1, 10.0), option("b", 1, 30.0), queue="q", arrival_s=-2.0),
+        job("one", option("b", 1, 30.0), queue="q", arrival_s=-1.0),
+    )
+    solution = solve(QueueProblem(jobs, pools))
+    entries = list_kueue_entries(solution, {0: 1, 1: 1}, {"both": ["a", "b"], "one": ["b"]})
+    assert [(entries[row].option.pool, entries[row].start_s) for row in (0, 1)] == [("a", 0.0), ("b", 0.0)]

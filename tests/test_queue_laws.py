@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from test_queue import job, option
 from tilecast.planner.entries import forecast_submitted_job, list_planned_entries, list_waiting_ends
+from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, mark_as_running
 from tilecast.planner.solver import ORDERS, solve
 from tilecast.planner.totals import build_report
@@ -74,3 +77,20 @@ def test_totals_are_those_of_the_jobs(problem: QueueProblem) -> None:
     assert shown.plan.completion_s == pytest.approx(np.average(took, weights=[job.weight for job in jobs]))
     assert shown.plan.makespan_s == max(place.finish_s for place in shown.job_times)
     assert shown.solution.score[1] == pytest.approx(shown.plan.completion_s)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_running_job_has_its_gpus_whatever_is_said_of_its_pool(policy: str) -> None:
+    here = option("a", 8, 100.0, 5.0)
+    runs = mark_as_running(job("runs", here, queue="q", present=("a", 8)), 10.0)
+    waits = job("waits", option("a", 4, 50.0, 5.0), queue="q")
+    for pool in (
+        PoolCapacity("a", 1, 8, 8, {"q": 4}),
+        PoolCapacity("a", 0, 8, 0, {"q": 4}),
+        PoolCapacity("a", 2, 4, 3),
+    ):
+        solution = solve(QueueProblem((runs, waits), (replace(pool, price_per_gpu_hour=1.0),)), policy)
+        report = build_report(solution)
+        ends = {solution.columns.problem.jobs[row.job].name: row.finish_s for row in report.job_times}
+        assert 0 < ends["runs"] < ends["waits"] < math.inf
+        assert all(math.isfinite(totals.completion_s) for totals in report.references.values())

@@ -22,7 +22,6 @@ NICENESS = 10
 _REMEDIES: Mapping[Cause, str] = {
     "timeout": "serve fewer namespaces with each release (shard.namespaceSelector)",
     "memory": "raise settings.TILECAST_SEARCH_MEMORY_MIB and the memory limit",
-    "died": "see the operator's log",
 }
 
 log = logging.getLogger("tilecast")
@@ -45,12 +44,17 @@ class QueuePlanner:
         """Return the queue plan at `now_s`, a Unix time, with the position of each job.
 
         If planning exceeds a limit, the plan has only this problem, and no job has a position.
+
+        Raises:
+            SearchInterruptedError: the process ended for another reason. Another try may succeed.
         """
         if self._process is None:
             return await asyncio.to_thread(plan_queue, inputs, now_s)
         try:
             result: QueuePlanResult = await asyncio.to_thread(self._process.call_function, inputs, now_s)
         except SearchInterruptedError as error:
+            if error.cause == "died":
+                raise
             problem = f"planning the queue of {len(inputs.state.rows)} jobs {error}; {_REMEDIES[error.cause]}"
             log.warning("%s", problem)
             return QueuePlanResult(PlannedQueue(None, tuple(inputs.state.refused), problem))

@@ -170,9 +170,13 @@ class QueueJobReader:
     def _is_placed_by_kueue(
         self, job: Job, advice_request: AdviceRequest, question: JobSearchInputs, place: Place | None
     ) -> bool:
-        """Return whether Kueue chooses the pool of a job, because Tilecast neither has placed it nor will place it."""
-        is_ours = job.is_held and advice_request.mode == "Initial" and self._context.settings.place
-        return bool(question.queue) and place is None and not is_ours
+        """Return whether Kueue chooses the pool of a job, because Tilecast neither has placed it nor will place it.
+
+        Without estimates this does not matter, and the result is False.
+        """
+        settings = self._context.settings
+        is_ours = job.is_held and advice_request.mode == "Initial" and settings.place
+        return settings.queue_estimates and bool(question.queue) and place is None and not is_ours
 
     def _read_namespace_weight(self, namespace: str) -> float:
         """Return the weight of each job of a namespace, from the Namespace's annotation."""

@@ -17,7 +17,7 @@ from tilecast_operator.controllers.estimates import EstimateWriter
 from tilecast_operator.controllers.planned_jobs import QueuePositions
 from tilecast_operator.controllers.queue_jobs import QueueJobReader
 from tilecast_operator.controllers.requests import JobRequestIndex, read_target
-from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.documents import make_apply_document
 from tilecast_operator.kube.kinds import Key
@@ -27,12 +27,15 @@ from tilecast_operator.objects.view import View, digest_status
 from tilecast_operator.queue_planner import QueuePlanner
 from tilecast_operator.queue_rows import Holdings, PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
 from tilecast_operator.report import queue_advice as report
+from tilecast_operator.search_process import SearchInterruptedError
 
 QUEUE = Key("Queue")
 """Work queue key for planning the queue again."""
 
-RENEW_S, RENEW_FACTOR = 60.0, 20.0
-"""Seconds after which a start that has passed is forecast anew. They are also a multiple of the time that a plan takes.
+RENEW_S, RENEW_FACTOR = report.LEAST_SHIFT_S + 5.0, 20.0
+"""Seconds after which a start that has passed is forecast anew, and their least multiple of the time that a plan takes.
+
+A shown start is kept for a shift of up to `LEAST_SHIFT_S`.
 """
 
 log = logging.getLogger("tilecast")
@@ -133,7 +136,10 @@ class QueuePlanController:
         before = self._find_previous_positions(state.rows)
         facts = report.QueuePlanInputs(state, settings.queue_policy, before, self._kueue_positions)
         now_s = self._context.clock()
-        plan, positions, kueue_positions = await self._planner.plan(facts, now_s)
+        try:
+            plan, positions, kueue_positions = await self._planner.plan(facts, now_s)
+        except SearchInterruptedError as error:
+            raise TryAgainError(f"the queue is not planned: its process {error}") from None
         self._state, self._plan, self._kueue_positions = state, plan, kueue_positions
         changed = self._planned.replace_plan(positions)
         if self._estimates is not None:

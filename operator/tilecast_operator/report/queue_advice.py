@@ -396,7 +396,7 @@ def _make_kueue_positions(
         return {}
     solution = plan.report.solution
     numbers = {job.name: number for number, job in enumerate(solution.columns.problem.jobs) if job.name in requesting}
-    flavors = {row.queue: [pool for pool, _ in row.quotas] for row in requesting.values()}
+    flavors = {name: [pool for pool, _ in row.quotas] for name, row in requesting.items()}
     requested_gpus = {number: requesting[name].requested_gpus for name, number in numbers.items()}
     entries = list_kueue_entries(solution, requested_gpus, flavors)
     made = dict[Key, QueuePosition]()

@@ -17,29 +17,32 @@ def list_kueue_entries(
 ) -> dict[int, PoolEntry]:
     """Return the start and end, with ranges, of each job for which Kueue chooses the pool, by row of the job.
 
-    Such a job starts on the first pool of its queue with room, with the GPUs that its pods request. All other jobs keep
-    their planned options. The ranges do not include that a job may start on another pool than forecast. If a job can
-    never start, the result is empty.
+    Such a job starts on the first of its pools with room, with the GPUs that its pods request. All other jobs keep
+    their planned options. The ranges do not include that a job may start on another pool than forecast. A job that can
+    never start is left out.
 
     Args:
         solution: the plan of the queue, in Kueue's order.
         requested_gpus: GPUs that the pods of each such job request, by row of the job.
-        flavors: pools in the order in which Kueue tries them, by queue.
+        flavors: pools in the order in which Kueue tries them, by name of the job. Equal jobs need equal lists.
     """
     columns = solution.columns
 
     def keep_options(row: int, job: QueuedJob) -> tuple[JobOption, ...]:
         if row not in requested_gpus:
             return (columns.options[solution.option[row]],)
-        order = flavors.get(job.queue, ())
+        order = flavors.get(job.name, ())
         here = tuple(item for item in job.options if item.pool in order or not order)
         return tuple(item for item in here if item.gpus == requested_gpus[row]) or here or job.options
 
     problem = columns.problem
-    jobs = tuple(replace(job, options=keep_options(row, job), is_advised=True) for row, job in enumerate(problem.jobs))
-    own = build_columns(replace(problem, jobs=jobs))
-    outcome = simulate_kueue(own, flavors)
-    if -1 in outcome.option:  # a job that never starts beside what others hold
-        return {}
+    jobs = [replace(job, options=keep_options(row, job), is_advised=True) for row, job in enumerate(problem.jobs)]
+    started = list(range(len(jobs)))
+    while True:
+        own = build_columns(replace(problem, jobs=tuple(jobs[row] for row in started)))
+        outcome = simulate_kueue(own, flavors)
+        if -1 not in outcome.option:
+            break
+        started = [row for row, option in zip(started, outcome.option, strict=True) if option >= 0]
     entries = list_planned_entries(replace(solution, columns=own, option=outcome.option, finish=outcome.finish))
-    return {row: entries[row] for row in requested_gpus}
+    return {row: entry for row, entry in zip(started, entries, strict=True) if row in requested_gpus}

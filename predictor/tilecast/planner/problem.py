@@ -193,6 +193,7 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJ
     _require_unique_names("jobs", [job.name for job in problem.jobs])
     for pool in problem.pools:
         _check_pool(pool)
+    problem = replace(problem, pools=_make_room_for_running_jobs(problem))
     by_name = {pool.name: pool for pool in problem.pools}
     remaining, refused = list[QueuedJob](), list[UnplannedJob]()
     # Equal jobs often share their options, which are checked once.
@@ -216,6 +217,29 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJ
         remaining.append(feasible)
     feasible_problem = replace(problem, jobs=tuple(remaining))
     return sort_jobs(feasible_problem, [job.arrival_s for job in remaining]), tuple(refused)
+
+
+def _make_room_for_running_jobs(problem: QueueProblem) -> tuple[PoolCapacity, ...]:
+    """Return the pools with room for the jobs that run on them, whatever is said of their nodes and of other jobs.
+
+    A count of nodes or of GPUs held by others may be older than the start of a job.
+    """
+    running: dict[str, list[QueuedJob]] = {}
+    for job in problem.jobs:
+        if job.is_running and job.present is not None:
+            running.setdefault(job.present[0], []).append(job)
+    pools = []
+    for pool in problem.pools:
+        each, used, by_queue = pool.gpus_per_node, 0, Counter[str]()
+        for job in running.get(pool.name, ()):
+            gpus = 0 if job.present is None else job.present[1]
+            used += gpus if gpus <= each else -(-gpus // each) * each
+            by_queue[job.queue] += gpus
+        nodes = max(pool.nodes, -(-used // each))
+        held_gpus = min(pool.held_gpus, nodes * each - used)
+        quotas = {queue: max(quota, by_queue[queue]) for queue, quota in pool.quotas.items()}
+        pools.append(replace(pool, nodes=nodes, held_gpus=held_gpus, quotas=quotas) if used else pool)
+    return tuple(pools)
 
 
 def sort_jobs(problem: QueueProblem, keys: Sequence[float]) -> QueueProblem:

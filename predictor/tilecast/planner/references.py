@@ -110,8 +110,8 @@ def simulate_kueue(columns: QueueColumns, flavors: Mapping[str, Sequence[str]] =
 
     Args:
         columns: the queue.
-        flavors: pools in the order in which Kueue tries them, by queue. Pools that are not listed follow in their order
-            in `columns`.
+        flavors: pools in the order in which Kueue tries them, by name of the job. Pools that are not listed follow in
+            their order in `columns`. Equal jobs need equal lists.
     """
     count = len(columns.weight)
     rooms = [_FreePoolCapacity(FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
@@ -207,7 +207,7 @@ def _list_kueue_options(
         pool = int(columns.pool[item])
         if pool not in nearest or abs(columns.gpus[item] - asked) < abs(columns.gpus[nearest[pool]] - asked):
             nearest[pool] = item
-    turns = {name: turn for turn, name in enumerate(flavors.get(columns.problem.jobs[job].queue, ()))}
+    turns = {name: turn for turn, name in enumerate(flavors.get(columns.problem.jobs[job].name, ()))}
     order = sorted(nearest, key=lambda pool: (turns.get(columns.pools[pool].name, len(turns)), pool))
     return [(pool, int(columns.gpus[nearest[pool]]), nearest[pool] - options[0]) for pool in order]
 

@@ -201,6 +201,9 @@ def _add_source_and_target(ranked: PrioritizedFacts, training: dict[str, Any], w
         return
     found = models.find_preset_in_name(_read_model_name(ranked, where))
     if None not in lengths and found is not None and zoo.find_preset(found).family in ("decoder", "moe", "deepseek"):
+        for option, length in zip(("source_length", "target_length"), map(int, lengths), strict=True):
+            if length < 1:
+                raise SpecError(ranked.find_option(option, option), f"{length} is no length", "give tokens from 1")
         training.setdefault("sequenceLength", sum(map(int, lengths)))
         return
     option = ranked.find_option("source_length", ranked.find_option("target_length", ""))

@@ -565,17 +565,22 @@ def _read_script_facts(line: LaunchLine, settings: Sequence[Setting], table: str
     """Return what a known script of Trainer adapts by `--use_lora`, or []."""
     options = OptionTable.read(table)
     model = next((one.text for one in settings if spell_option(one.option) == "model-name-or-path"), "").lower()
-    if not any(spell_option(one.option) == "use-lora" and one.text.lower() != "false" for one in settings):
+    if not _is_switched_on(settings, "use-lora"):
         return []
     for row in options.facts.get("adapters", ()):
         if line.program.rpartition("/")[2] == row["script"] and row["model"] in model:
             defaults = [Setting(option, (value,)) for option, value in row["options"].items()]
             # The first Qwen's script trains embedding and head of base models too.
-            is_quantized = any(spell_option(one.option) == "q-lora" and one.text.lower() != "false" for one in settings)
-            if re.search(r"qwen-\d", model) and "chat" not in model and not is_quantized:
+            if re.search(r"qwen-\d", model) and "chat" not in model and not _is_switched_on(settings, "q-lora"):
                 defaults.append(Setting("--lora_modules_to_save", ("embed_tokens", "lm_head")))
             return [options.read_facts(defaults, line.program)]
     return []
+
+
+def _is_switched_on(settings: Sequence[Setting], option: str) -> bool:
+    """Return whether an option is given and its last value is not `false`."""
+    values = [one.text.lower() for one in settings if spell_option(one.option) == option]
+    return bool(values) and values[-1] != "false"
 
 
 def _find_script_refusal(line: LaunchLine) -> str:
