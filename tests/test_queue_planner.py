@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -70,6 +72,15 @@ async def test_a_plan_that_takes_too_long_says_so_and_the_next_is_made(
             assert causes == ["timeout"] * turn
     finally:
         planner.stop()
+
+
+@pytest.mark.slow
+async def test_a_process_that_died_is_replaced_and_the_plan_is_made(planner: QueuePlanner, causes: list[Cause]) -> None:
+    first = await planner.plan(inputs(), NOW_S)
+    assert planner._process is not None
+    os.kill(planner._process.pid, signal.SIGKILL)
+    again = await planner.plan(inputs(), NOW_S)
+    assert again.positions == first.positions and causes == ["died"]
 
 
 @pytest.mark.parametrize("name", POLICIES)
