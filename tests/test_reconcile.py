@@ -271,7 +271,9 @@ async def test_a_pool_that_a_user_creates_at_the_same_time_is_theirs() -> None:
 
     store.before_write = create
     async with operator(store, discovery=True) as running:
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while not late:
+                await asyncio.sleep(0.01)
         running.cache.put_object(late[0])
         await settled(running)
     theirs = pools_of(store)["h100-sxm"]["spec"]
