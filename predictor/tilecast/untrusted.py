@@ -1,4 +1,4 @@
-"""Parse JSON from untrusted sources: text that is too long or too deeply nested is refused first.
+"""Parse JSON and show text from untrusted sources. JSON that is too long or too deeply nested is refused first.
 
 Python's `repr`, copies and comparisons use C stack for each level of nesting, and a full stack kills the process.
 """
@@ -115,3 +115,8 @@ def empty_containers_below(value: ValueT, levels: int = MAX_DEPTH) -> ValueT:
 
 
 _NESTING = frozenset((dict, list))
+
+
+def blank_unprintable(text: str) -> str:
+    """Return a text with a blank instead of each character that cannot be printed, such as a line break."""
+    return "".join(char if char.isprintable() else " " for char in text)

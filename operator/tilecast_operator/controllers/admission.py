@@ -32,7 +32,6 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lease import NotLeaderError
 from tilecast_operator.kube.times import parse_time
 from tilecast_operator.metrics import Metrics
-from tilecast_operator.objects.kinds import make_object_path
 from tilecast_operator.outcome import AdviceRefusal, get_ready_message, get_ready_reason
 from tilecast_operator.report.advice import describe_gain
 from tilecast_operator.report.job_status import ConditionContent
@@ -277,7 +276,7 @@ class AdmissionController:
             try:
                 return await self._place_job(key, document, late_s)
             except JobChangedError:
-                await self._reload_job(key)
+                await self._placer.reload_job(key)
             except ApiError as error:
                 if not is_webhook_down(error) or now_s() > patient_s:
                     raise
@@ -285,7 +284,7 @@ class AdmissionController:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, timings.release_most_s)
                 late_s = now_s() + timings.decide_s
-                await self._reload_job(key)
+                await self._placer.reload_job(key)
 
     async def _place_job(self, key: Key, document: Document, late_s: float) -> _PlacementDecision:
         """Decide where the job in `document` runs, write its node selection, and return the decision.
@@ -369,7 +368,7 @@ class AdmissionController:
                     await self._report_outcome(key, job, decision)
                 return
             except JobChangedError:
-                await self._reload_job(key)
+                await self._placer.reload_job(key)
             except Exception as error:
                 if is_webhook_down(error):
                     self._outage.record_failure(error)
@@ -377,7 +376,7 @@ class AdmissionController:
                     log.warning("%s: not let go yet: %r", key, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, timings.release_most_s)
-                await self._reload_job(key)
+                await self._placer.reload_job(key)
 
     async def _report_outcome(self, key: Key, job: Job, decision: _PlacementDecision) -> None:
         """Count the outcome of a released job and write an Event about it.
@@ -417,13 +416,3 @@ class AdmissionController:
         self._context.metrics.requeued.inc()
         self._requests.notify_requesters(key)
         await self._context.try_post_event(key, job.uid, EventContent("Normal", patches.REQUEUED, text))
-
-    async def _reload_job(self, key: Key) -> None:
-        """Read a job from the API server into the cache. If the job no longer exists, drop it from the cache."""
-        try:
-            self._context.cache.jobs.put_object(await self._context.client.get(make_object_path(key)))
-        except ApiError as error:
-            if error.status == 404:
-                self._context.cache.jobs.forget_object(key)
-        except UNREACHABLE as error:
-            log.warning("%s: cannot be read: %s", key, error)

@@ -15,7 +15,7 @@ from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator.controllers import patches, run_limits
 from tilecast_operator.controllers.kueue_features import KueueDetector
-from tilecast_operator.controllers.planned_jobs import QueuePositions
+from tilecast_operator.controllers.planned_jobs import QueuePositions, list_changed_keys
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import CachedObject
 from tilecast_operator.kube.client import ApiError
@@ -48,7 +48,7 @@ class EstimateWriter:
         """UID of each job with written estimates, and the estimates."""
         self._turns: StateTable[tuple[str, tuple[float, str]]] = context.records.add_table()
         """UID of each job with a Workload, and creation time and UID of the Workload."""
-        self._kueue_positions: Mapping[Key, QueuePosition] = {}
+        self.kueue_positions: Mapping[Key, QueuePosition] = {}
         """Forecast of each job for which Kueue chooses the pool."""
         self._longest_s: Mapping[Key, float] = {}
         """Seconds of the longest run of each planned job, on any pool."""
@@ -66,12 +66,12 @@ class EstimateWriter:
 
     def replace_kueue_positions(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
         """Replace the forecasts of jobs for which Kueue chooses the pool. Return the keys of changed ones."""
-        before, self._kueue_positions = self._kueue_positions, positions
-        return {key for key in before.keys() | positions.keys() if before.get(key) != positions.get(key)}
+        before, self.kueue_positions = self.kueue_positions, positions
+        return list_changed_keys(before, positions)
 
     def find_forecast(self, key: Key) -> QueuePosition | None:
         """Return where and when a waiting job is forecast to run: where Kueue or the plan puts it. None if unknown."""
-        return self._kueue_positions.get(key, self._planned.get_position(key))
+        return self.kueue_positions.get(key, self._planned.get_position(key))
 
     def keep_longest_runs(self, seconds: Mapping[Key, float]) -> None:
         """Store the seconds of the longest run of each planned job. Limits of runs are computed from them."""

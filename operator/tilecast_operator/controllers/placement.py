@@ -132,16 +132,16 @@ class Placer:
 
         That operator may have recorded the outcome, which a write of the advice alone would remove.
         """
-        for is_last in (*[False] * (ANNOTATION_TRIES - 1), True):
+        for tries_left in reversed(range(ANNOTATION_TRIES)):
             seen = self._context.cache.jobs.get(key)
             if seen is None or seen.uid != job.uid or not read_job_leniently(seen.value).is_held:
                 return
             try:
                 await self._advice.annotate(key, job, make_advice_annotations(advice), seen.resource_version)
             except ApiError as error:
-                if error.status != 409 or is_last:
+                if error.status != 409 or not tries_left:
                     raise
-                self._context.cache.jobs.put_object(await self._context.client.get(make_object_path(key)))
+                await self.reload_job(key)
             else:
                 self._context.metrics.count_advice(advice, is_changed=False)
                 self._context.answers.record_outcome(key)
@@ -162,6 +162,16 @@ class Placer:
             if error.status in (404, 409):
                 raise JobChangedError from None
             raise
+
+    async def reload_job(self, key: Key) -> None:
+        """Read a job from the API server into the cache. If the job no longer exists, drop it from the cache."""
+        try:
+            self._context.cache.jobs.put_object(await self._context.client.get(make_object_path(key)))
+        except ApiError as error:
+            if error.status == 404:
+                self._context.cache.jobs.forget_object(key)
+        except UNREACHABLE as error:
+            log.warning("%s: cannot be read: %s", key, error)
 
     async def _find_admission_risk(self, job: Job, workloads: Sequence[Document]) -> str | None:
         """Return why Kueue might admit a job before its node selection is written. Return None if it cannot."""

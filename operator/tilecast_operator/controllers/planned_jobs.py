@@ -14,6 +14,11 @@ from tilecast_operator.kube.kinds import Key
 from tilecast_operator.outcome import AdviceOutcome, AdviceRefusal
 
 
+def list_changed_keys(before: Mapping[Key, QueuePosition], now: Mapping[Key, QueuePosition]) -> set[Key]:
+    """Return the keys of the jobs with a new, a changed or no longer a position."""
+    return {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+
+
 class QueuePositions:
     """Position of each job in the newest queue plan. Belongs to one event loop.
 
@@ -51,7 +56,7 @@ class QueuePositions:
         self._is_made = True
         self._renewed.set()
         self._renewed = asyncio.Event()
-        return {key for key in before.keys() | positions.keys() if before.get(key) != positions.get(key)}
+        return list_changed_keys(before, positions)
 
     async def wait_until_planned(self, key: Key, limit_s: float) -> None:
         """Wait until the plan contains a job, for at most `limit_s` seconds."""

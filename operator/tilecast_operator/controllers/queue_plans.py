@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +69,6 @@ class QueuePlanController:
         self._plan: PlannedQueue | None = None
         self._state: QueueState | None = None
         """Input of the newest plan."""
-        self._kueue_positions: Mapping[Key, QueuePosition] = {}
         self._held: Holdings = {}
         """GPUs that others used at the last check."""
         self._last_s = -math.inf
@@ -134,13 +133,14 @@ class QueuePlanController:
             self._schedule_renewal()
             return
         before = self._find_previous_positions(state.rows)
-        facts = report.QueuePlanInputs(state, settings.queue_policy, before, self._kueue_positions)
+        kueue_before = {} if self._estimates is None else self._estimates.kueue_positions
+        facts = report.QueuePlanInputs(state, settings.queue_policy, before, kueue_before)
         now_s = self._context.clock()
         try:
             plan, positions, kueue_positions = await self._planner.plan(facts, now_s)
         except SearchInterruptedError as error:
             raise TryAgainError(f"the queue is not planned: its process {error}") from None
-        self._state, self._plan, self._kueue_positions = state, plan, kueue_positions
+        self._state, self._plan = state, plan
         changed = self._planned.replace_plan(positions)
         if self._estimates is not None:
             self._estimates.keep_longest_runs(report.list_longest_runs(plan))

@@ -224,17 +224,17 @@ def _make_room_for_running_jobs(problem: QueueProblem) -> tuple[PoolCapacity, ..
 
     A count of nodes or of GPUs held by others may be older than the start of a job.
     """
-    running: dict[str, list[QueuedJob]] = {}
+    running: dict[str, list[tuple[int, str]]] = {}
     for job in problem.jobs:
         if job.is_running and job.present is not None:
-            running.setdefault(job.present[0], []).append(job)
+            pool_name, gpus = job.present
+            running.setdefault(pool_name, []).append((gpus, job.queue))
     pools = []
     for pool in problem.pools:
         each, used, by_queue = pool.gpus_per_node, 0, Counter[str]()
-        for job in running.get(pool.name, ()):
-            gpus = 0 if job.present is None else job.present[1]
+        for gpus, queue in running.get(pool.name, ()):
             used += gpus if gpus <= each else -(-gpus // each) * each
-            by_queue[job.queue] += gpus
+            by_queue[queue] += gpus
         nodes = max(pool.nodes, -(-used // each))
         held_gpus = min(pool.held_gpus, nodes * each - used)
         quotas = {queue: max(quota, by_queue[queue]) for queue, quota in pool.quotas.items()}

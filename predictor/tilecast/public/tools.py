@@ -16,6 +16,7 @@ from typing import Any, Unpack, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from tilecast import untrusted
 from tilecast.inputs.job_options import JOB_OPTIONS
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.reading import InputWarning
@@ -115,7 +116,7 @@ def _format_on_one_line(text: str) -> str:
     """Return a text with blanks instead of characters that cannot be printed, cut to `MAX_ERROR_PART` characters."""
     if len(text) > MAX_ERROR_PART:
         text = f"{text[: MAX_ERROR_PART - 2]} …"
-    return "".join(char if char.isprintable() else " " for char in text)
+    return untrusted.blank_unprintable(text)
 
 
 @cache

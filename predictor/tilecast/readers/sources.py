@@ -563,10 +563,10 @@ def read_line(line: LaunchLine, where: str, folder: Files, gpus: int | None, has
 
 def _read_script_facts(line: LaunchLine, settings: Sequence[Setting], table: str) -> list[Facts]:
     """Return what a known script of Trainer adapts by `--use_lora`, or []."""
-    options = OptionTable.read(table)
-    model = next((one.text for one in settings if spell_option(one.option) == "model-name-or-path"), "").lower()
     if not _is_switched_on(settings, "use-lora"):
         return []
+    options = OptionTable.read(table)
+    model = next((one.text for one in settings if spell_option(one.option) == "model-name-or-path"), "").lower()
     for row in options.facts.get("adapters", ()):
         if line.program.rpartition("/")[2] == row["script"] and row["model"] in model:
             defaults = [Setting(option, (value,)) for option, value in row["options"].items()]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from tilecast import frameworks, zoo
+from tilecast import frameworks, untrusted, zoo
 from tilecast.frameworks import FRAMEWORKS, with_framework
 from tilecast.launch_options.options_table import UNKNOWN, OptionTable
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
@@ -291,7 +291,7 @@ def carry_over(launcher: str, line: LaunchScript, own: OwnCommand | None) -> Lau
     if not left:
         return line if is_same else replace(line, notes=(*line.notes, note))
     texts = (_COMPUTED.sub(r"(\1)", _name_variable(" ".join(words))) for words in left[:MAX_LEFT])
-    shown = [" ".join("".join(char if char.isprintable() else " " for char in text).split())[:80] for text in texts]
+    shown = [" ".join(untrusted.blank_unprintable(text).split())[:80] for text in texts]
     more = f" and {len(left) - MAX_LEFT} more" if len(left) > MAX_LEFT else ""
     return replace(line, notes=(*line.notes, f"not carried over: {', '.join(shown)}{more}"))
 

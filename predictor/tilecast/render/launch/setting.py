@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from tilecast import frameworks
+from tilecast import frameworks, untrusted
 from tilecast.advice import Advice, Offer
 from tilecast.frameworks import Framework
 from tilecast.model import Model
@@ -254,7 +254,7 @@ def _quote_word(word: str) -> str:
 
 def _write_comment(line: str) -> str:
     """Return a line as a shell comment. Characters that are not printable, such as line ends, become spaces."""
-    return "# " + "".join(char if char.isprintable() else " " for char in line)
+    return "# " + untrusted.blank_unprintable(line)
 
 
 def is_script_name(word: str) -> bool:
